@@ -31,7 +31,7 @@
 //! - The driver hangs: it is asked in a child process, and given up on (`clock`). Nobody waits longer for the lock either.
 //! - Killed at any time: the runtime ends the container. The pod's record may name a share that did not start, so the
 //!   pod's limit may be too large by that share. The library and the ledger bound the claim all the same.
-//! - Two at once, in one pod: they take turns, by a lock on the folder of records.
+//! - Two at once, in one pod: they take turns, by a lock beside its record.
 //! - Run again, for a restarted container or for another claim: the record has the container's shares so far, and the sum
 //!   is set again. Records of pods without a cgroup are removed.
 //! - Files of another release, damaged ones, a driver that answers another limit than was set: refused, never guessed.
@@ -54,6 +54,7 @@ mod report;
 mod serve;
 mod start;
 mod state;
+mod strangers;
 
 use std::{
     ffi::OsString,
@@ -64,7 +65,6 @@ use std::{
 use arguments::{Check, Command, Enter, Lift, Probe, Set};
 use clock::Clock;
 use hierarchy::Hierarchy;
-use records::Records;
 use start::Start;
 use state::Container;
 
@@ -118,7 +118,6 @@ fn reported(claim: &Path, is_required: bool, done: Result<(), Error>) -> Result<
 fn run_set(set: &Set, container: &Container, clock: &Clock) -> Result<(), Reason> {
     let hierarchy = Hierarchy::read(&set.node.proc, &set.node.cgroups)?;
     let leaf = hierarchy.container(container.pid)?;
-    let shares = claim::shares(&set.claim)?;
     let start = Start {
         hierarchy: &hierarchy,
         leaf,
@@ -126,7 +125,7 @@ fn run_set(set: &Set, container: &Container, clock: &Clock) -> Result<(), Reason
         records: &set.records,
         clock,
     };
-    start.set(&shares, &set.node, set.is_required)
+    start.set(claim::shares(&set.claim), &set.node, set.is_required)
 }
 
 fn run_lift(lift: &Lift, container: &Container, clock: &Clock) -> Result<(), Reason> {
@@ -144,12 +143,12 @@ fn run_lift(lift: &Lift, container: &Container, clock: &Clock) -> Result<(), Rea
 
 fn run_check(check: &Check, clock: &Clock) -> Result<String, Reason> {
     let hierarchy = Hierarchy::read(&check.node.proc, &check.node.cgroups)?;
-    Records::lock(&check.records, clock.answered)?.remove_ended(|cgroup| hierarchy.exists(cgroup));
+    records::remove_ended(&check.records, |cgroup| hierarchy.exists(cgroup));
     if records::all(&check.records).is_empty() {
         return Ok(String::new());
     }
     let driver = clock.load(&check.node)?;
-    Ok(check::Check::new(&hierarchy, &driver).run(&check.records, clock.answered)?)
+    Ok(check::Check::new(&hierarchy, &driver).run(&check.records, clock.answered))
 }
 
 fn run_probe(probe: &Probe, clock: &Clock) -> Result<String, Reason> {
