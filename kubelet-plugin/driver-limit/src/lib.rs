@@ -76,7 +76,18 @@ pub use error::{Error, Reason};
 /// The arguments are wrong, the limit is required and was not set, or nothing could be probed or checked.
 pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Result<String, Error> {
     let clock = Clock::start();
-    match Command::parse(arguments)? {
+    let arguments: Vec<OsString> = arguments.collect();
+    let command = match (
+        Command::parse(arguments.iter().cloned()),
+        Command::lenient_hook(&arguments),
+    ) {
+        (Err(error), Some(claim)) => {
+            report::write(claim.as_deref(), &error);
+            return Ok(String::new());
+        }
+        (command, _) => command?,
+    };
+    match command {
         Command::Help => Ok(arguments::HELP.to_owned()),
         Command::Version => Ok(format!("vgpu-driver-limit {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Probe(probe) => run_probe(&probe, &clock).map_err(Error::Node),
@@ -109,7 +120,7 @@ fn for_container(stdin: impl Read, work: impl Fn(&Container) -> Result<(), Reaso
 /// The output of a hook. Unless the limit is required, an error goes to a file in the claim's directory.
 fn reported(claim: &Path, is_required: bool, done: Result<(), Error>) -> Result<String, Error> {
     match done {
-        Err(error) if !is_required => report::write(claim, &error),
+        Err(error) if !is_required => report::write(Some(claim), &error),
         done => done?,
     }
     Ok(String::new())
@@ -147,13 +158,13 @@ fn run_check(check: &Check, clock: &Clock) -> Result<String, Reason> {
     if records::all(&check.records).is_empty() {
         return Ok(String::new());
     }
-    let driver = clock.load(&check.node)?;
+    let driver = clock.load_alone(&check.node)?;
     Ok(check::Check::new(&hierarchy, &driver).run(&check.records, clock.answered))
 }
 
 fn run_probe(probe: &Probe, clock: &Clock) -> Result<String, Reason> {
     let hierarchy = Hierarchy::read(&probe.node.proc, &probe.node.cgroups)?;
-    let driver = clock.load(&probe.node)?;
+    let driver = clock.load_alone(&probe.node)?;
     let way = probe::probe(&hierarchy, &driver, &probe.gpu)?;
     Ok(format!("{}\n", way.name()))
 }

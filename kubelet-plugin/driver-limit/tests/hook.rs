@@ -559,6 +559,44 @@ fn a_driver_that_hangs_is_given_up_on() {
     assert_eq!(node.limit(&three), 10 * GIB + TOLERANCE);
 }
 
+/// A child that hangs in the kernel outlives its command. There is no second one beside it.
+#[test]
+fn a_check_does_not_ask_a_driver_that_has_not_answered() {
+    if !is_root("a_check_does_not_ask_a_driver_that_has_not_answered") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    node.starts("claim-a", "c1", &container_cgroup("c1"));
+    let mut child = Command::new(HOOK);
+    child
+        .args(["serve", "--nvml"])
+        .arg(libraries().join("libnvidia-ml.so.1"));
+    child.arg("--soft-gpu").arg(node.at("state"));
+    child.arg("--alone").arg(node.at("cgroups"));
+    let mut child = child
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut line = String::new();
+    let mut from = BufReader::new(child.stdout.take().expect("its stdout"));
+    from.read_line(&mut line).expect("it answers");
+    assert_eq!(line, "ready\n");
+    for output in [node.check(), node.probe(&node.gpus[0])] {
+        let expected = "the driver has not answered an earlier question";
+        assert!(
+            !output.status.success() && said(&output).contains(expected),
+            "{output:?}"
+        );
+    }
+    // A container that starts has its own limit to set.
+    node.starts("claim-a", "c2", &container_cgroup("c2"));
+    drop(child.stdin.take());
+    child.wait().expect("it ends");
+    assert_eq!(node.checked().len(), 2);
+}
+
 /// The child that calls NVML crashes.
 #[test]
 fn a_driver_that_ends_its_process_is_named() {
@@ -1076,6 +1114,15 @@ fn a_probe_that_fails_says_why_and_leaves_nothing() {
     };
     let node = node_with("mig 0");
     assert!(said(&node.probe(&node.gpus[0])).contains("it is in MIG mode"));
+    if is_root("a_probe_that_fails_says_why_and_leaves_nothing") {
+        let node = Node::new("dmem\nfail.nvmlDeviceSetMemoryLimits_v1 = 17");
+        let lines = [(); 2].map(|()| said(&node.probe(&node.gpus[0])));
+        assert!(
+            lines[0].contains("vgpu-probe: NVML_ERROR_OPERATING_SYSTEM"),
+            "{lines:?}"
+        );
+        assert_eq!(lines[0], lines[1], "the plugin logs a reason when it changes");
+    }
     let node = node_with("lost 0");
     assert!(said(&node.probe(&node.gpus[0])).contains("NVML_ERROR_GPU_IS_LOST"));
     let line = said(&node.probe("GPU-none"));
@@ -1177,6 +1224,20 @@ fn arguments_and_help() {
     assert!(
         output.status.success() && String::from_utf8_lossy(&output.stdout).contains("usage: vgpu-driver-limit set")
     );
-    let output = said_of(&["set", "--claim", "relative"]);
+    let output = said_of(&["set", "--required", "--claim", "relative"]);
     assert!(!output.status.success() && said(&output).contains("--claim \"relative\" is not an absolute path"));
+    // The CDI spec is of another release than the program. Who does not require the limit starts.
+    let claim = tempfile::tempdir().expect("a folder");
+    let folder = claim.path().to_str().expect("a path");
+    for command in ["set", "lift"] {
+        let output = said_of(&[command, "--newer", "--claim", folder]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        let report = fs::read_to_string(claim.path().join("no-driver-limit")).expect("a report");
+        assert!(report.contains("\"--newer\" is not an option"), "{report}");
+        let output = said_of(&[command, "--newer"]);
+        assert!(output.status.success() && said(&output).contains("\"--newer\" is not an option"));
+    }
+    for arguments in [["set", "--newer", "--required"], ["check", "--newer", "x"]] {
+        assert!(!said_of(&arguments).status.success(), "{arguments:?}");
+    }
 }
