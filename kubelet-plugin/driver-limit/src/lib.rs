@@ -25,8 +25,8 @@
 //! systems of any kind.
 //!
 //! How it fails:
-//! - Without `--required`: the container starts without the driver's limit, a file in the claim's directory says why, and its
-//!   pod has no limit any more, which would lack the container's share. With it: exit status 1 and one line that names the
+//! - Without `--required`: the container starts, a file in the claim's directory says why, and neither it nor its pod has a limit
+//!   any more, which would lack the claim's shares. With it: exit status 1 and one line that names the
 //!   container, the object and the remedy.
 //! - The driver hangs: it is asked in a child process, and given up on (`clock`). Nobody waits longer for the lock either.
 //! - Killed at any time: the runtime ends the container. The pod's record may name a share that did not start, so the

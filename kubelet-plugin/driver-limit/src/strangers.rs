@@ -68,3 +68,57 @@ fn is_below(cgroup: &str, above: &str) -> bool {
         .strip_prefix(above)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{apply::Found, code::Code};
+    use std::{fs, path::Path};
+
+    /// A driver that lists one process.
+    struct Lists(u32);
+
+    impl Driver for Lists {
+        fn is_mig(&self, _: &str) -> Result<bool, Code> {
+            unreachable!()
+        }
+
+        fn total(&self, _: &str) -> Result<u64, Code> {
+            unreachable!()
+        }
+
+        fn set(&self, _: &str, _: &Path, _: u64) -> Result<(), Code> {
+            unreachable!()
+        }
+
+        fn get(&self, _: &str, _: &Path) -> Result<Found, Code> {
+            unreachable!()
+        }
+
+        fn processes(&self, _: &str) -> Result<Vec<u32>, Code> {
+            Ok(vec![self.0])
+        }
+    }
+
+    #[test]
+    fn a_process_that_has_ended_since_the_driver_was_asked_is_no_stranger() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |path: &str| folder.path().join(path);
+        for path in ["proc/self", "proc/77", "cgroups/pod1/c1"] {
+            fs::create_dir_all(at(path)).expect("folders");
+        }
+        let mount = format!("24 1 0:21 / {} rw - cgroup2 cgroup2 rw\n", at("cgroups").display());
+        fs::write(at("proc/self/mountinfo"), mount).expect("written");
+        fs::write(at("proc/self/cgroup"), "0::/own\n").expect("written");
+        fs::write(at("proc/77/cgroup"), "0::/pod1/c1\n").expect("written");
+        let hierarchy = Hierarchy::read(&at("proc"), &at("cgroups")).expect("a hierarchy");
+        let mut strangers = Strangers::new(&hierarchy, &Lists(77));
+        let mut is_found = || strangers.find("GPU-1", "/pod1", &BTreeSet::new()).is_some();
+        assert!(is_found());
+        // Another process has its PID, elsewhere.
+        fs::write(at("proc/77/cgroup"), "0::/pod2/c1\n").expect("written");
+        assert!(!is_found());
+        fs::remove_dir_all(at("proc/77")).expect("removed");
+        assert!(!is_found());
+    }
+}
