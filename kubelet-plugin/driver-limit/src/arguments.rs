@@ -77,6 +77,8 @@ pub(crate) struct Check {
 pub(crate) struct Serve {
     pub(crate) nvml: PathBuf,
     pub(crate) soft_gpu: Option<PathBuf>,
+    /// The folder that it has locked as long as it lives.
+    pub(crate) alone: Option<PathBuf>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -126,6 +128,8 @@ const CLAIM: &str = "--claim";
 const RECORDS: &str = "--records";
 pub(crate) const NVML: &str = "--nvml";
 pub(crate) const SOFT_GPU: &str = "--soft-gpu";
+/// Of `serve`: the folder to lock.
+pub(crate) const ALONE: &str = "--alone";
 const CGROUPS: &str = "--cgroups";
 const PROC: &str = "--proc";
 const REQUIRED: &str = "--required";
@@ -141,7 +145,7 @@ const OF_SET: [&str; 6] = [CLAIM, RECORDS, NVML, SOFT_GPU, CGROUPS, PROC];
 const OF_LIFT: [&str; 7] = [CLAIM, RECORDS, GPU, NVML, SOFT_GPU, CGROUPS, PROC];
 const OF_CHECK: [&str; 5] = [RECORDS, NVML, SOFT_GPU, CGROUPS, PROC];
 const OF_PROBE: [&str; 5] = [GPU, NVML, SOFT_GPU, CGROUPS, PROC];
-const OF_SERVE: [&str; 2] = [NVML, SOFT_GPU];
+const OF_SERVE: [&str; 3] = [NVML, SOFT_GPU, ALONE];
 
 impl Command {
     pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, Error> {
@@ -184,8 +188,26 @@ impl Command {
             _ => Self::Serve(Serve {
                 nvml: options.needed_path(NVML)?,
                 soft_gpu: options.path(SOFT_GPU)?,
+                alone: options.path(ALONE)?,
             }),
         })
+    }
+
+    /// The claim of a hook that must not fail its container, whatever its arguments are: `set` without --required, and `lift`. It
+    /// may be one of another release, which this one does not know. None if they are not a hook's or the limit is required; a
+    /// hook's claim may be missing.
+    pub(crate) fn lenient_hook(arguments: &[OsString]) -> Option<Option<PathBuf>> {
+        let is_lenient = match arguments.first()?.to_str()? {
+            "lift" => true,
+            "set" => !arguments.iter().any(|argument| argument == REQUIRED),
+            _ => false,
+        };
+        let claim = || {
+            let at = arguments.iter().position(|argument| argument == CLAIM)?;
+            let claim = PathBuf::from(arguments.get(at + 1)?);
+            claim.is_absolute().then_some(claim)
+        };
+        is_lenient.then(claim)
     }
 
     fn enter(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, Error> {
@@ -360,8 +382,12 @@ mod tests {
         let serve = Serve {
             nvml: "/n".into(),
             soft_gpu: Some("/s".into()),
+            alone: Some("/g".into()),
         };
-        assert_eq!(parse("serve --nvml /n --soft-gpu /s"), Ok(Command::Serve(serve)));
+        assert_eq!(
+            parse("serve --nvml /n --soft-gpu /s --alone /g"),
+            Ok(Command::Serve(serve))
+        );
         let enter = Enter {
             pid: 1,
             program: "/p".into(),

@@ -3,13 +3,19 @@
 //! ```text
 //!  record ──► leaves, pod ──► limits that follow ─┬─► get ──► the same: held
 //!    ▲                                            └─► set, get ──► set-again, or failed
-//!    └── lifted ◄── a process of the GPU in the pod, outside of the record's leaves
+//!    └── lifted ◄── strangers: a process of the GPU in the pod, outside of the record's leaves
 //! ```
 //!
-//! How it fails: a record that cannot be read has no line, and standard error names it. Once the driver hangs, every later
-//! limit has failed. A process that NVML lists by a PID of another namespace is not found in /proc, and lifts nothing.
+//! How it fails: a record that cannot be read has no line, and standard error names it. Of one that somebody keeps locked, each
+//! share has failed. Once the driver hangs, every later
+//! limit has failed.
 
-use std::{collections::BTreeMap, fmt::Write as _, path::Path, time::Instant};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use serde::Serialize;
 use vgpu_hook::text::one_line;
@@ -20,10 +26,14 @@ use crate::{
     code::Code,
     hierarchy::Hierarchy,
     records::{self, Limit, Record, Records},
+    strangers::Strangers,
 };
 
 /// Characters of a reason.
 const MAX_REASON: usize = 600;
+
+/// The longest wait for one record's lock.
+const BUSY: Duration = Duration::from_millis(500);
 
 /// What became of a share in a container, as it is printed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -75,8 +85,7 @@ struct Looked {
 pub(crate) struct Check<'a, D> {
     pub(crate) hierarchy: &'a Hierarchy,
     pub(crate) driver: &'a D,
-    /// The processes of each GPU: their PIDs and cgroups.
-    processes: BTreeMap<String, Vec<(u32, String)>>,
+    strangers: Strangers<'a, D>,
 }
 
 impl<'a, D: Driver> Check<'a, D> {
@@ -84,16 +93,16 @@ impl<'a, D: Driver> Check<'a, D> {
         Self {
             hierarchy,
             driver,
-            processes: BTreeMap::new(),
+            strangers: Strangers::new(hierarchy, driver),
         }
     }
 
-    /// Checks every record of the folder. `until`: until when to wait for the lock.
-    pub(crate) fn run(&mut self, folder: &Path, until: Instant) -> Result<String, records::Error> {
+    /// Checks every record of the folder. `until`: until when to wait for locks.
+    pub(crate) fn run(&mut self, folder: &Path, until: Instant) -> String {
         let mut text = String::new();
         for path in records::all(folder) {
-            // For each record, so that no hook waits for all of them.
-            let _lock = Records::lock(folder, until)?;
+            // One that somebody keeps must not use up the time of all.
+            let lock = Records::lock(path.clone(), until.min(Instant::now() + BUSY));
             let record = match Record::read(&path) {
                 Ok(record) => record,
                 Err(error) => {
@@ -104,27 +113,25 @@ impl<'a, D: Driver> Check<'a, D> {
                     continue;
                 }
             };
-            for line in self.record(record) {
+            let lines = match &lock {
+                Ok(_) => self.record(record),
+                Err(error) => unchecked(&record, error),
+            };
+            for line in lines {
                 let line = serde_json::to_string(&line).unwrap_or_default();
                 // Writing to a String cannot fail.
                 let _ = writeln!(text, "{line}");
             }
         }
-        Ok(text)
+        text
     }
 
     fn record(&mut self, mut record: Record) -> Vec<Line> {
+        // With those that have ended, whose processes the driver may still list.
+        let known = record.leaves();
         let mut is_changed = record.forget_ended(|cgroup| self.hierarchy.exists(cgroup));
-        for gpu in record.gpus() {
-            if record.is_lifted(&gpu) {
-                continue;
-            }
-            if let Some((pid, cgroup)) = self.stranger(&record, &gpu) {
-                let why = format!("process {pid} in cgroup {cgroup} uses the GPU without a claim");
-                record.lift(&gpu, &why);
-                is_changed = true;
-            }
-        }
+        let gpus = record.gpus();
+        is_changed |= self.strangers.lift(&mut record, &gpus, &known);
         // Before the driver's limit: a hook that comes next must not set it again.
         if is_changed && let Err(error) = record.write() {
             complain(&error);
@@ -137,7 +144,11 @@ impl<'a, D: Driver> Check<'a, D> {
         let mut lines = Vec::new();
         for (leaf, shares) in record.containers() {
             for limit in record.of_container(leaf) {
-                let looked = self.look(&limit);
+                let mut looked = self.look(&limit);
+                if let Some(why) = record.why_unlimited(leaf) {
+                    looked.state = State::Failed;
+                    why.clone_into(&mut looked.reason);
+                }
                 // Its container has ended meanwhile.
                 if !self.hierarchy.exists(leaf) {
                     continue;
@@ -147,29 +158,6 @@ impl<'a, D: Driver> Check<'a, D> {
             }
         }
         lines
-    }
-
-    /// A process that uses the GPU in the record's pod, and is in none of its containers with a claim.
-    fn stranger(&mut self, record: &Record, gpu: &str) -> Option<(u32, String)> {
-        let pod = record.pod()?;
-        let containers = record.containers();
-        let is_below = |cgroup: &str, above: &str| {
-            cgroup
-                .strip_prefix(above)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        let is_strange = |cgroup: &str| is_below(cgroup, pod) && !containers.keys().any(|leaf| is_below(cgroup, leaf));
-        let processes = self.processes_of(gpu);
-        processes.iter().find(|(_, cgroup)| is_strange(cgroup)).cloned()
-    }
-
-    fn processes_of(&mut self, gpu: &str) -> &[(u32, String)] {
-        self.processes.entry(gpu.to_owned()).or_insert_with(|| {
-            // Without an answer nobody is a stranger: the limits fail by the same driver.
-            let pids = self.driver.processes(gpu).unwrap_or_default();
-            let known = |pid: u32| Some((pid, self.hierarchy.of_process(pid)?));
-            pids.into_iter().filter_map(known).collect()
-        })
     }
 
     fn look(&self, limit: &Limit) -> Looked {
@@ -209,6 +197,31 @@ impl<'a, D: Driver> Check<'a, D> {
             Err(error) => failed(hard, error.to_string()),
         }
     }
+}
+
+/// The lines of a record that somebody else keeps.
+fn unchecked(record: &Record, error: &records::Error) -> Vec<Line> {
+    let failed = |limit: &Limit| Looked {
+        state: State::Failed,
+        hard: limit.bytes.unwrap_or(apply::NO_LIMIT),
+        used: 0,
+        reason: error.to_string(),
+    };
+    let mut lines = Vec::new();
+    for (leaf, shares) in record.containers() {
+        for limit in record.of_container(leaf) {
+            let (own, pod) = (
+                failed(&limit),
+                record.of_pod(&limit.gpu).map(|limit| Looked {
+                    reason: String::new(),
+                    ..failed(&limit)
+                }),
+            );
+            let shares = shares.iter().filter(|share| share.gpu == limit.gpu);
+            lines.extend(shares.map(|share| line(record, leaf, share, &own, pod.as_ref())));
+        }
+    }
+    lines
 }
 
 /// The plugin logs standard error.

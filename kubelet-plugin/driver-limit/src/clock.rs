@@ -28,8 +28,13 @@ impl Clock {
         }
     }
 
-    /// Loads NVML.
+    /// Loads NVML for a hook.
     pub(crate) fn load(&self, node: &Node) -> Result<Remote, remote::Error> {
-        Remote::load(node, self.loaded, self.answered)
+        Remote::load(node, false, self.loaded, self.answered)
+    }
+
+    /// Loads NVML for a command that is repeated. Fails while a former one hangs.
+    pub(crate) fn load_alone(&self, node: &Node) -> Result<Remote, remote::Error> {
+        Remote::load(node, true, self.loaded, self.answered)
     }
 }

@@ -28,6 +28,9 @@ pub enum Reason {
     Claim(#[from] claim::Error),
     #[error(transparent)]
     Records(#[from] records::Error),
+    /// It began without a limit, by another claim.
+    #[error("it has no limit for its other claims either: {0}; start the container again")]
+    GivenUp(String),
     #[error(transparent)]
     Driver(#[from] remote::Error),
     #[error(transparent)]

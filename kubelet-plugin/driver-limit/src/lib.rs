@@ -25,13 +25,13 @@
 //! systems of any kind.
 //!
 //! How it fails:
-//! - Without `--required`: the container starts without the driver's limit, a file in the claim's directory says why, and its
-//!   pod has no limit any more, which would lack the container's share. With it: exit status 1 and one line that names the
+//! - Without `--required`: the container starts, a file in the claim's directory says why, and neither it nor its pod has a limit
+//!   any more, which would lack the claim's shares. With it: exit status 1 and one line that names the
 //!   container, the object and the remedy.
 //! - The driver hangs: it is asked in a child process, and given up on (`clock`). Nobody waits longer for the lock either.
 //! - Killed at any time: the runtime ends the container. The pod's record may name a share that did not start, so the
 //!   pod's limit may be too large by that share. The library and the ledger bound the claim all the same.
-//! - Two at once, in one pod: they take turns, by a lock on the folder of records.
+//! - Two at once, in one pod: they take turns, by a lock beside its record.
 //! - Run again, for a restarted container or for another claim: the record has the container's shares so far, and the sum
 //!   is set again. Records of pods without a cgroup are removed.
 //! - Files of another release, damaged ones, a driver that answers another limit than was set: refused, never guessed.
@@ -54,6 +54,7 @@ mod report;
 mod serve;
 mod start;
 mod state;
+mod strangers;
 
 use std::{
     ffi::OsString,
@@ -64,7 +65,6 @@ use std::{
 use arguments::{Check, Command, Enter, Lift, Probe, Set};
 use clock::Clock;
 use hierarchy::Hierarchy;
-use records::Records;
 use start::Start;
 use state::Container;
 
@@ -76,7 +76,18 @@ pub use error::{Error, Reason};
 /// The arguments are wrong, the limit is required and was not set, or nothing could be probed or checked.
 pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Result<String, Error> {
     let clock = Clock::start();
-    match Command::parse(arguments)? {
+    let arguments: Vec<OsString> = arguments.collect();
+    let command = match (
+        Command::parse(arguments.iter().cloned()),
+        Command::lenient_hook(&arguments),
+    ) {
+        (Err(error), Some(claim)) => {
+            report::write(claim.as_deref(), &error);
+            return Ok(String::new());
+        }
+        (command, _) => command?,
+    };
+    match command {
         Command::Help => Ok(arguments::HELP.to_owned()),
         Command::Version => Ok(format!("vgpu-driver-limit {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Probe(probe) => run_probe(&probe, &clock).map_err(Error::Node),
@@ -109,7 +120,7 @@ fn for_container(stdin: impl Read, work: impl Fn(&Container) -> Result<(), Reaso
 /// The output of a hook. Unless the limit is required, an error goes to a file in the claim's directory.
 fn reported(claim: &Path, is_required: bool, done: Result<(), Error>) -> Result<String, Error> {
     match done {
-        Err(error) if !is_required => report::write(claim, &error),
+        Err(error) if !is_required => report::write(Some(claim), &error),
         done => done?,
     }
     Ok(String::new())
@@ -118,7 +129,6 @@ fn reported(claim: &Path, is_required: bool, done: Result<(), Error>) -> Result<
 fn run_set(set: &Set, container: &Container, clock: &Clock) -> Result<(), Reason> {
     let hierarchy = Hierarchy::read(&set.node.proc, &set.node.cgroups)?;
     let leaf = hierarchy.container(container.pid)?;
-    let shares = claim::shares(&set.claim)?;
     let start = Start {
         hierarchy: &hierarchy,
         leaf,
@@ -126,7 +136,7 @@ fn run_set(set: &Set, container: &Container, clock: &Clock) -> Result<(), Reason
         records: &set.records,
         clock,
     };
-    start.set(&shares, &set.node, set.is_required)
+    start.set(claim::shares(&set.claim), &set.node, set.is_required)
 }
 
 fn run_lift(lift: &Lift, container: &Container, clock: &Clock) -> Result<(), Reason> {
@@ -144,17 +154,17 @@ fn run_lift(lift: &Lift, container: &Container, clock: &Clock) -> Result<(), Rea
 
 fn run_check(check: &Check, clock: &Clock) -> Result<String, Reason> {
     let hierarchy = Hierarchy::read(&check.node.proc, &check.node.cgroups)?;
-    Records::lock(&check.records, clock.answered)?.remove_ended(|cgroup| hierarchy.exists(cgroup));
+    records::remove_ended(&check.records, |cgroup| hierarchy.exists(cgroup));
     if records::all(&check.records).is_empty() {
         return Ok(String::new());
     }
-    let driver = clock.load(&check.node)?;
-    Ok(check::Check::new(&hierarchy, &driver).run(&check.records, clock.answered)?)
+    let driver = clock.load_alone(&check.node)?;
+    Ok(check::Check::new(&hierarchy, &driver).run(&check.records, clock.answered))
 }
 
 fn run_probe(probe: &Probe, clock: &Clock) -> Result<String, Reason> {
     let hierarchy = Hierarchy::read(&probe.node.proc, &probe.node.cgroups)?;
-    let driver = clock.load(&probe.node)?;
+    let driver = clock.load_alone(&probe.node)?;
     let way = probe::probe(&hierarchy, &driver, &probe.gpu)?;
     Ok(format!("{}\n", way.name()))
 }

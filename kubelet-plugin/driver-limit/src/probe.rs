@@ -34,6 +34,9 @@ pub enum Error {
         path: PathBuf,
         source: io::Error,
     },
+    /// Another error, without the PID in the cgroup's name: the same failure has the same words each time.
+    #[error("{0}")]
+    Failed(String),
     #[error(transparent)]
     Hierarchy(#[from] crate::hierarchy::Error),
     #[error(transparent)]
@@ -54,8 +57,14 @@ impl Way {
 /// Sets and takes back a limit on a GPU, in a new cgroup.
 pub(crate) fn probe(hierarchy: &Hierarchy, driver: &impl Driver, gpu: &str) -> Result<Way, Error> {
     remove_former(hierarchy);
+    let name = format!("{NAME}{}", std::process::id());
+    in_cgroup(hierarchy, driver, gpu, &name)
+        .map_err(|error| Error::Failed(error.to_string().replace(&name, NAME.trim_end_matches('-'))))
+}
+
+fn in_cgroup(hierarchy: &Hierarchy, driver: &impl Driver, gpu: &str, name: &str) -> Result<Way, Error> {
     let leaf = Leaf {
-        path: format!("/{NAME}{}", std::process::id()),
+        path: format!("/{name}"),
         pod: None,
     };
     let folder = hierarchy.folder(&leaf.path);

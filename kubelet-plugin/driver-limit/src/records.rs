@@ -6,15 +6,17 @@
 //!
 //! vgpu-driver-limits 1
 //! cgroup /kubepods/pod<UID>
-//! lifted <GPU UUID> <why>
+//! lifted <GPU UUID, or * for all> <why>
+//! unlimited <why><tab>/kubepods/pod<UID>/<container>
 //! share <claim UID> <share> <GPU UUID> <bytes> /kubepods/pod<UID>/<container>
 //! share <claim UID> <share> <GPU UUID> <bytes> -
 //! ```
 //!
 //! A share stays until its pod's cgroup is gone: a pod's limit never goes down while it runs. Of containers that are gone, one
-//! line for each share is kept. A pod without a limit on a GPU (`lifted`) keeps none until it ends.
+//! line for each share is kept. A pod without a limit on a GPU (`lifted`) keeps none until it ends, and so does a container
+//! whose hook failed (`unlimited`), which may lack shares here.
 //!
-//! The folder is locked while it is used, and nobody waits long for it. Files are replaced whole.
+//! A record is locked while it is used, by a file beside it (`.lock`), and nobody waits long for it. Files are replaced whole.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,20 +41,28 @@ const HEADER: &str = "vgpu-driver-limits 1";
 const MAX_SIZE: usize = 1 << 20;
 /// Characters of a reason.
 const MAX_WHY: usize = 300;
-/// The longest wait for the lock: nobody has it for longer than one call of NVML takes.
+/// The longest wait for a record's lock. A hook or a check may keep it for longer, while the driver is slow or hangs; it ends by
+/// its own clock.
 pub(crate) const LOCK: Duration = Duration::from_secs(3);
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(2);
 /// Characters of a container's ID that are in its record's name. A runtime may accept 1024, and a file system 255.
 const MAX_NAME: usize = 128;
 /// Stands for the cgroup of a container that is gone.
 const GONE: &str = "-";
+/// Stands for all GPUs.
+const ALL: &str = "*";
 const OF_POD: &str = "pod";
 const OF_CONTAINER: &str = "container";
 
-/// The folder, locked until this value is dropped.
+/// The end of a lock's name, after its record's.
+const OF_LOCK: &str = ".lock";
+/// Of a hook that was killed while it wrote a record.
+const OF_NEW: &str = ".new";
+
+/// A record's place, locked until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Records {
-    folder: PathBuf,
+    path: PathBuf,
     _lock: Locked,
 }
 
@@ -64,6 +74,8 @@ pub(crate) struct Record {
     cgroup: String,
     /// UUIDs of the GPUs on which the pod has no limit, and why.
     lifted: BTreeMap<String, String>,
+    /// Cgroups of containers without a limit, and why.
+    unlimited: BTreeMap<String, String>,
     /// Each share with the cgroup of the container that has it; None if that is gone.
     shares: Vec<(Option<String>, Share)>,
 }
@@ -84,7 +96,7 @@ pub enum Error {
     #[error("--records {path}: {source}; it must be a folder of root's on the node", path = .path.display())]
     Lock { path: PathBuf, source: files::Failed },
     #[error(
-        "--records {path}: another vgpu-driver-limit has the lock for too long: look for one that hangs, or start the container again",
+        "{path}: another vgpu-driver-limit has this record's lock for too long: look for one that hangs, or start the container again",
         path = .0.display()
     )]
     Busy(PathBuf),
@@ -103,48 +115,27 @@ pub enum Damage {
 }
 
 impl Records {
-    /// Waits until no other hook uses the folder, for [`LOCK`] at most and not after `until`. Creates the folder if it is missing.
-    pub(crate) fn lock(folder: &Path, until: Instant) -> Result<Self, Error> {
-        let path = || folder.to_path_buf();
-        files::private_folder(folder).map_err(|source| Error::Io { path: path(), source })?;
-        let failed = |source| Error::Lock { path: path(), source };
-        let lock = LockFile::open(folder).map_err(failed)?;
+    /// Waits until nobody else uses this record, for [`LOCK`] at most and not after `until`. Creates its folder if it is missing.
+    pub(crate) fn lock(record: PathBuf, until: Instant) -> Result<Self, Error> {
+        let lock = open_lock(&record)?;
         let until = until.min(Instant::now() + LOCK);
         loop {
-            if let Some(locked) = lock.try_lock().map_err(failed)? {
+            if let Some(locked) = try_lock(&lock)? {
                 return Ok(Self {
-                    folder: path(),
+                    path: record,
                     _lock: locked,
                 });
             }
             if Instant::now() >= until {
-                return Err(Error::Busy(path()));
+                return Err(Error::Busy(record));
             }
             thread::sleep(BETWEEN_ATTEMPTS);
         }
     }
 
-    /// Removes the records whose cgroup is gone. What cannot be read or removed stays: it concerns other pods.
-    pub(crate) fn remove_ended(&self, exists: impl Fn(&str) -> bool) {
-        for path in entries(&self.folder) {
-            // Of a hook that was killed: nobody else writes while this one has the lock.
-            let is_left = path.as_os_str().as_encoded_bytes().ends_with(b".new");
-            let has_ended = is_left || Record::read(&path).is_ok_and(|record| !exists(&record.cgroup));
-            if has_ended {
-                let _ = fs::remove_file(path);
-            }
-        }
-    }
-
     /// Adds a container's shares to its pod's record, and writes that.
-    pub(crate) fn add(
-        &self,
-        leaf: &Leaf,
-        id: &str,
-        shares: &[Share],
-        exists: impl Fn(&str) -> bool,
-    ) -> Result<Record, Error> {
-        let mut record = self.record(leaf, id)?;
+    pub(crate) fn add(&self, leaf: &Leaf, shares: &[Share], exists: impl Fn(&str) -> bool) -> Result<Record, Error> {
+        let mut record = self.record(leaf)?;
         record.add(&leaf.path, shares);
         record.forget_ended(exists);
         record.write()?;
@@ -152,8 +143,8 @@ impl Records {
     }
 
     /// Notes that a container's pod has no limit on these GPUs until it ends, and writes that. A former reason stays.
-    pub(crate) fn lift(&self, leaf: &Leaf, id: &str, gpus: &[String], why: &str) -> Result<Record, Error> {
-        let mut record = self.record(leaf, id)?;
+    pub(crate) fn lift(&self, leaf: &Leaf, gpus: &[String], why: &str) -> Result<Record, Error> {
+        let mut record = self.record(leaf)?;
         for gpu in gpus {
             record.lift(gpu, why);
         }
@@ -161,13 +152,34 @@ impl Records {
         Ok(record)
     }
 
+    /// Notes that a container has no limit, nor has its pod on the GPUs of these shares, and writes that. Without shares, which
+    /// could not be read, the pod has none on any GPU.
+    pub(crate) fn give_up(
+        &self,
+        leaf: &Leaf,
+        shares: &[Share],
+        why: &str,
+        exists: impl Fn(&str) -> bool,
+    ) -> Result<Record, Error> {
+        let mut record = self.record(leaf)?;
+        record.add(&leaf.path, shares);
+        for share in shares {
+            record.lift(&share.gpu, why);
+        }
+        if shares.is_empty() {
+            record.lift(ALL, why);
+        }
+        let why = one_line(why, MAX_WHY);
+        record.unlimited.entry(leaf.path.clone()).or_insert(why);
+        record.forget_ended(exists);
+        record.write()?;
+        Ok(record)
+    }
+
     /// The record of a container's pod, which is empty if there is none yet.
-    fn record(&self, leaf: &Leaf, id: &str) -> Result<Record, Error> {
-        let (name, cgroup) = match &leaf.pod {
-            Some(pod) => (format!("{}.{OF_POD}", pod.uid), &pod.path),
-            None => (format!("{}.{OF_CONTAINER}", short(id)), &leaf.path),
-        };
-        let path = self.folder.join(name);
+    fn record(&self, leaf: &Leaf) -> Result<Record, Error> {
+        let cgroup = leaf.pod.as_ref().map_or(&leaf.path, |pod| &pod.path);
+        let path = self.path.clone();
         let before = match Record::read(&path) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
             read => Some(read?),
@@ -178,8 +190,64 @@ impl Records {
             path,
             cgroup: cgroup.clone(),
             lifted: BTreeMap::new(),
+            unlimited: BTreeMap::new(),
             shares: Vec::new(),
         }))
+    }
+}
+
+fn open_lock(record: &Path) -> Result<LockFile, Error> {
+    let folder = record.parent().unwrap_or(record);
+    let path = || folder.to_path_buf();
+    files::private_folder(folder).map_err(|source| Error::Io { path: path(), source })?;
+    LockFile::open(&with_end(record, OF_LOCK)).map_err(|source| Error::Lock { path: path(), source })
+}
+
+fn try_lock(lock: &LockFile) -> Result<Option<Locked>, Error> {
+    lock.try_lock().map_err(|source| Error::Lock {
+        path: lock.path().to_path_buf(),
+        source,
+    })
+}
+
+fn with_end(record: &Path, end: &str) -> PathBuf {
+    let mut name = record.as_os_str().to_owned();
+    name.push(end);
+    name.into()
+}
+
+/// The path of the record of a container, or of its pod. `id`: the container's.
+pub(crate) fn path(folder: &Path, leaf: &Leaf, id: &str) -> PathBuf {
+    folder.join(match &leaf.pod {
+        Some(pod) => format!("{}.{OF_POD}", pod.uid),
+        None => format!("{}.{OF_CONTAINER}", short(id)),
+    })
+}
+
+/// Removes the records whose cgroup is gone, and what killed hooks left. What is in use, or cannot be read or removed, stays: it
+/// concerns other pods. No record may be locked by this process.
+pub(crate) fn remove_ended(folder: &Path, exists: impl Fn(&str) -> bool) {
+    let has_ended = |record: &Path| Record::read(record).is_ok_and(|record| !exists(&record.cgroup));
+    for path in entries(folder) {
+        let name = path.to_string_lossy();
+        let left = [OF_LOCK, OF_NEW].iter().find_map(|end| name.strip_suffix(end));
+        let record = left.map_or(path.clone(), PathBuf::from);
+        let is_done = match left {
+            Some(_) if name.ends_with(OF_LOCK) => !record.exists(),
+            Some(_) => true,
+            None => has_ended(&record),
+        };
+        let lock = is_done.then(|| open_lock(&record).ok()).flatten();
+        let Some(lock) = lock else { continue };
+        let Ok(Some(_locked)) = try_lock(&lock) else { continue };
+        // Again, as nobody else changes it now.
+        if has_ended(&record) {
+            let _ = fs::remove_file(&record);
+        }
+        let _ = fs::remove_file(with_end(&record, OF_NEW));
+        if !record.exists() {
+            let _ = fs::remove_file(lock.path());
+        }
     }
 }
 
@@ -248,7 +316,8 @@ impl Record {
 
     /// Keeps one line for each share of containers that are gone. Returns whether anything was changed.
     pub(crate) fn forget_ended(&mut self, exists: impl Fn(&str) -> bool) -> bool {
-        let before = self.shares.clone();
+        let before = (self.shares.clone(), self.unlimited.len());
+        self.unlimited.retain(|leaf, _| exists(leaf));
         for (leaf, _) in &mut self.shares {
             leaf.take_if(|path| !exists(path));
         }
@@ -258,7 +327,7 @@ impl Record {
         let mut named: BTreeSet<_> = living.map(|(_, share)| name(share)).collect();
         self.shares
             .retain(|(leaf, share)| leaf.is_some() || named.insert(name(share)));
-        self.shares != before
+        (&self.shares, self.unlimited.len()) != (&before.0, before.1)
     }
 
     /// Notes that the pod has no limit on a GPU. The first reason stays.
@@ -268,7 +337,17 @@ impl Record {
     }
 
     pub(crate) fn is_lifted(&self, gpu: &str) -> bool {
-        self.lifted.contains_key(gpu)
+        self.lifted.contains_key(gpu) || self.lifted.contains_key(ALL)
+    }
+
+    /// Why a container has no limit, if it has none.
+    pub(crate) fn why_unlimited(&self, leaf: &str) -> Option<&str> {
+        self.unlimited.get(leaf).map(String::as_str)
+    }
+
+    /// The cgroups of the containers.
+    pub(crate) fn leaves(&self) -> BTreeSet<String> {
+        self.shares.iter().filter_map(|(leaf, _)| leaf.clone()).collect()
     }
 
     /// Why the pod has no limit on a GPU.
@@ -306,6 +385,9 @@ impl Record {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "lifted {gpu} {why}");
         }
+        for (leaf, why) in &self.unlimited {
+            let _ = writeln!(text, "unlimited {why}\t{leaf}");
+        }
         for (leaf, share) in &self.shares {
             let Share {
                 claim,
@@ -329,10 +411,12 @@ impl Record {
         let line = lines.next().unwrap_or_default();
         let cgroup = line.strip_prefix("cgroup ").filter(|path| path.starts_with('/'));
         let cgroup = cgroup.ok_or_else(|| Damage::Line(shortened(line)))?.to_owned();
-        let (mut lifted, mut shares) = (BTreeMap::new(), Vec::new());
+        let (mut lifted, mut unlimited, mut shares) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         for line in lines {
             if let Some((gpu, why)) = line.strip_prefix("lifted ").and_then(|rest| rest.split_once(' ')) {
                 lifted.insert(gpu.to_owned(), why.to_owned());
+            } else if let Some((why, leaf)) = line.strip_prefix("unlimited ").and_then(|rest| rest.split_once('\t')) {
+                unlimited.insert(leaf.to_owned(), why.to_owned());
             } else {
                 shares.push(share(line).ok_or_else(|| Damage::Line(shortened(line)))?);
             }
@@ -341,6 +425,7 @@ impl Record {
             path: path.to_path_buf(),
             cgroup,
             lifted,
+            unlimited,
             shares,
         })
     }
@@ -353,13 +438,14 @@ impl Record {
         of_pod.chain(own.iter().cloned()).collect()
     }
 
-    /// The sum of a container's shares of each GPU, and one tolerance, because its shares are judged together.
+    /// The sum of a container's shares of each GPU, and one tolerance, because its shares are judged together. Or none, if its hook
+    /// failed.
     pub(crate) fn of_container(&self, leaf: &str) -> Vec<Limit> {
         let sums = self.sums(|of| of == Some(leaf));
         let limit = |(gpu, sum): (&str, Sum)| Limit {
             cgroup: leaf.to_owned(),
             gpu: gpu.to_owned(),
-            bytes: Some(sum.with_tolerances(1)),
+            bytes: self.why_unlimited(leaf).is_none().then(|| sum.with_tolerances(1)),
         };
         sums.into_iter().map(limit).collect()
     }
@@ -453,12 +539,12 @@ mod tests {
         }
     }
 
-    fn locked(folder: &Path) -> Records {
-        Records::lock(folder, Instant::now() + LOCK).expect("a folder")
+    fn locked(folder: &Path, leaf: &Leaf) -> Records {
+        Records::lock(path(folder, leaf, "c1"), Instant::now() + LOCK).expect("a folder")
     }
 
     fn started(folder: &Path, leaf: &Leaf, shares: &[Share]) -> Vec<Limit> {
-        let record = locked(folder).add(leaf, "c1", shares, |_| true);
+        let record = locked(folder, leaf).add(leaf, shares, |_| true);
         record.expect("a record").limits(leaf)
     }
 
@@ -468,6 +554,7 @@ mod tests {
             path: "/records/uid-1.pod".into(),
             cgroup: cgroup.into(),
             lifted: BTreeMap::new(),
+            unlimited: BTreeMap::new(),
             shares: shares.iter().map(of).collect(),
         }
     }
@@ -520,11 +607,21 @@ mod tests {
     fn records_of_ended_pods_are_removed() {
         let folder = tempfile::tempdir().expect("a folder");
         started(folder.path(), &leaf("one"), &[share("a", "s", "GPU-1", GIB)]);
-        let records = locked(folder.path());
-        fs::write(folder.path().join("uid-2.pod.new"), "half").expect("of a hook that was killed");
-        records.remove_ended(|cgroup| cgroup == "/kubepods/pod1");
+        for left in ["uid-2.pod.new", "uid-3.pod.lock"] {
+            fs::write(folder.path().join(left), "half").expect("of a hook that was killed");
+        }
+        remove_ended(folder.path(), |cgroup| cgroup == "/kubepods/pod1");
+        let mut names: Vec<_> = entries(folder.path()).collect();
+        names.sort();
+        assert_eq!(
+            names,
+            ["uid-1.pod", "uid-1.pod.lock"].map(|name| folder.path().join(name))
+        );
+        let in_use = locked(folder.path(), &leaf("one"));
+        remove_ended(folder.path(), |_| false);
         assert!(folder.path().join("uid-1.pod").is_file());
-        records.remove_ended(|_| false);
+        drop(in_use);
+        remove_ended(folder.path(), |_| false);
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 0);
     }
 
@@ -537,7 +634,7 @@ mod tests {
         for start in 100..200 {
             let own = leaf(&start.to_string());
             let lives = |cgroup: &str| cgroup == own.path;
-            let record = locked(folder.path()).add(&own, "c1", std::slice::from_ref(&a), lives);
+            let record = locked(folder.path(), &own).add(&own, std::slice::from_ref(&a), lives);
             let record = record.expect("a record");
             let expected = [
                 limit("/kubepods/pod1", "GPU-1", 11 * GIB, 2),
@@ -555,7 +652,7 @@ mod tests {
         let path = folder.path().join("uid-1.pod");
         let text = fs::read_to_string(&path).expect("a record");
         fs::write(&path, text + &"share b t GPU-1 1 -\n".repeat(MAX_SIZE / 20)).expect("written");
-        let error = locked(folder.path()).add(&leaf("one"), "c1", &[a], |_| true);
+        let error = locked(folder.path(), &leaf("one")).add(&leaf("one"), &[a], |_| true);
         assert!(
             error
                 .expect_err("too long")
@@ -628,16 +725,17 @@ mod tests {
         }
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("uid-1.pod"), "vgpu-driver-limits 2\n").expect("written");
-        let records = locked(folder.path());
+        let records = locked(folder.path(), &leaf("one"));
         let error = records
-            .add(&leaf("one"), "c1", &[], |_| true)
+            .add(&leaf("one"), &[], |_| true)
             .expect_err("another release")
             .to_string();
         assert!(
             error.contains("uid-1.pod: ") && error.contains("another release"),
             "{error}"
         );
-        records.remove_ended(|_| false);
+        drop(records);
+        remove_ended(folder.path(), |_| false);
         assert!(folder.path().join("uid-1.pod").is_file(), "not ours to remove");
     }
 
@@ -654,11 +752,12 @@ mod tests {
         );
         let shares = proptest::collection::vec(one, 0..5);
         let lifted = proptest::collection::btree_map(word, "[a-z .]{0,40}", 0..3);
-        proptest!(|(cgroup in "/[a-z0-9./ -]{0,40}", shares in shares, lifted in lifted, text in "(vgpu-driver-limits 1|cgroup|share|lifted|/|\n| |[0-9]{1,30}|.){0,30}")| {
+        let unlimited = proptest::collection::btree_map("/[a-z0-9./ -]{0,40}", "[a-z .]{0,40}", 0..3);
+        proptest!(|(cgroup in "/[a-z0-9./ -]{0,40}", shares in shares, lifted in lifted, unlimited in unlimited, text in "(vgpu-driver-limits 1|cgroup|share|lifted|unlimited|\t|/|\n| |[0-9]{1,30}|.){0,30}")| {
             let share = |(leaf, claim, name, gpu, memory): (Option<String>, String, String, String, u64)| {
                 (leaf, Share { claim, name, gpu, memory })
             };
-            let record = Record { path: "/r.pod".into(), cgroup, lifted, shares: shares.into_iter().map(share).collect() };
+            let record = Record { path: "/r.pod".into(), cgroup, lifted, unlimited, shares: shares.into_iter().map(share).collect() };
             prop_assert_eq!(Record::parse(&record.path, &record.render()), Ok(record.clone()));
             let _ = Record::parse(&record.path, &text);
         });

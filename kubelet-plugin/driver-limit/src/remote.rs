@@ -9,6 +9,8 @@
 //! How it fails:
 //! - A question without an answer in time: [`Code::HANGS`], at once for each later question.
 //! - The child crashes: [`Code::ENDED`].
+//! - A child cannot be killed while its call hangs in the kernel: each hook leaves one. Of `check` and `probe`, which run again
+//!   and again, a next one refuses meanwhile, by a lock that the child has.
 //! - The hook is killed: the child reads the end of its standard input and ends, once its call of NVML returns.
 
 use std::{
@@ -23,13 +25,17 @@ use std::{
 
 use crate::{
     apply::{Driver, Found},
-    arguments::{NVML, Node, SERVE, SOFT_GPU},
+    arguments::{ALONE, NVML, Node, SERVE, SOFT_GPU},
     code::Code,
     serve::{FAILED, Question, READY},
 };
 
 /// The longest that one question may take.
 pub(crate) const CALL: Duration = Duration::from_secs(2);
+
+/// The longest wait for a child that was killed.
+const ENDS: Duration = Duration::from_millis(200);
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(2);
 
 /// The program itself, also after its file was replaced.
 const OWN_PROGRAM: &str = "/proc/self/exe";
@@ -58,12 +64,16 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Starts the child, and waits until it has loaded NVML. `loading`: until when. `until`: the end of all questions.
-    pub(crate) fn load(node: &Node, loading: Instant, until: Instant) -> Result<Self, Error> {
+    /// Starts the child, and waits until it has loaded NVML. `is_alone`: not beside another one that was started so. `loading`:
+    /// until when. `until`: the end of all questions.
+    pub(crate) fn load(node: &Node, is_alone: bool, loading: Instant, until: Instant) -> Result<Self, Error> {
         let mut command = Command::new(OWN_PROGRAM);
         command.arg(SERVE).arg(NVML).arg(&node.nvml);
         if let Some(state) = &node.soft_gpu {
             command.arg(SOFT_GPU).arg(state);
+        }
+        if is_alone {
+            command.arg(ALONE).arg(&node.cgroups);
         }
         // Nothing of the runtime's: it waits until its pipes are closed, and a child that hangs would keep them open.
         let command = command
@@ -75,7 +85,7 @@ impl Remote {
             return Err(Error::Start(io::ErrorKind::BrokenPipe.into()));
         };
         let (sender, answers) = channel();
-        thread::spawn(move || {
+        let reader = thread::Builder::new().spawn(move || {
             for line in BufReader::new(from).lines().map_while(Result::ok) {
                 if sender.send(line).is_err() {
                     return;
@@ -89,6 +99,8 @@ impl Remote {
             until,
             broken: Cell::new(None),
         };
+        // Ends the child.
+        reader.map_err(Error::Start)?;
         match remote.answer(loading) {
             Ok(line) if line == READY => Ok(remote),
             Ok(line) => Err(Error::Load(line)),
@@ -139,8 +151,9 @@ impl Drop for Remote {
     fn drop(&mut self) {
         let _ = self.child.kill();
         // A process that hangs in the kernel does not end. It is left to init, as this program ends soon.
-        if self.broken.get() != Some(Code::HANGS) {
-            let _ = self.child.wait();
+        let until = Instant::now() + ENDS;
+        while Instant::now() < until && matches!(self.child.try_wait(), Ok(None)) {
+            thread::sleep(BETWEEN_ATTEMPTS);
         }
     }
 }

@@ -8,7 +8,9 @@ use vgpu_hook::report::{self, Keep};
 const FILE: &str = "no-driver-limit";
 
 /// Writes the reason, which begins with the container, to the file: the newest container's stays.
-pub(crate) fn write(claim: &Path, error: &impl Display) {
+/// Without a claim it goes to standard error, the runtime's log.
+pub(crate) fn write(claim: Option<&Path>, error: &impl Display) {
     let line = error.to_string();
-    report::write("vgpu-driver-limit", Some(&claim.join(FILE)), &line, Keep::Newest);
+    let file = claim.map(|claim| claim.join(FILE));
+    report::write("vgpu-driver-limit", file.as_deref(), &line, Keep::Newest);
 }

@@ -5,7 +5,11 @@ use std::{
     fmt,
     io::{self, BufRead, Write},
     path::Path,
+    thread,
+    time::{Duration, Instant},
 };
+
+use vgpu_node::lock_file::{LockFile, Locked};
 
 use crate::{
     apply::{Driver, Found},
@@ -18,6 +22,12 @@ use crate::{
 pub(crate) const READY: &str = "ready";
 /// The first word of an answer with an error.
 pub(crate) const FAILED: &str = "failed";
+
+/// The longest wait for another process to end that has the lock.
+const WAIT: Duration = Duration::from_secs(3);
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(10);
+const UNANSWERED: &str = "the driver has not answered an earlier question, and the process that asked still lives; check the \
+                          GPUs with nvidia-smi, and the kernel log of the node";
 
 /// One call of [`Driver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +75,11 @@ impl<'a> Question<'a> {
 
 /// Answers until standard input ends.
 pub(crate) fn run(serve: &Serve, questions: impl BufRead, mut answers: impl Write) -> io::Result<()> {
+    // As long as this process lives, also while it cannot be killed.
+    let _lock = match serve.alone.as_deref().map(lock).transpose() {
+        Ok(lock) => lock,
+        Err(why) => return writeln!(answers, "{why}"),
+    };
     let nvml = match Nvml::load(&serve.nvml, serve.soft_gpu.as_deref()) {
         Ok(nvml) => nvml,
         Err(error) => return writeln!(answers, "{error}"),
@@ -76,6 +91,19 @@ pub(crate) fn run(serve: &Serve, questions: impl BufRead, mut answers: impl Writ
         answers.flush()?;
     }
     Ok(())
+}
+
+fn lock(folder: &Path) -> Result<Locked, String> {
+    let lock = LockFile::open(folder).map_err(|error| error.to_string())?;
+    let until = Instant::now() + WAIT;
+    loop {
+        match lock.try_lock() {
+            Ok(Some(locked)) => return Ok(locked),
+            Ok(None) if Instant::now() >= until => return Err(UNANSWERED.to_owned()),
+            Ok(None) => thread::sleep(BETWEEN_ATTEMPTS),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
 }
 
 fn answer(driver: &impl Driver, line: &str) -> String {

@@ -1,15 +1,19 @@
 //! A container that starts, and what is done with the limits of its cgroups.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use crate::{
     apply::{self, Driver},
     arguments::Node,
-    claim::Share,
+    claim::{self, Share},
     clock::Clock,
     error::Reason,
     hierarchy::{Hierarchy, Leaf},
-    records::{Limit, Records},
+    records::{self, Limit, Record, Records},
+    strangers::Strangers,
 };
 
 pub(crate) struct Start<'a> {
@@ -23,52 +27,79 @@ pub(crate) struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// Limits the container to the shares of its claims, and its pod to what was started in it. `is_required`: otherwise a pod
-    /// without this container's share in its limit has none afterwards.
-    pub(crate) fn set(&self, shares: &[Share], node: &Node, is_required: bool) -> Result<(), Reason> {
+    /// Limits the container to the shares of its claims, and its pod to what was started in it. `is_required`: otherwise a
+    /// failure leaves the container and its pod without a limit, which might lack the claim's shares.
+    pub(crate) fn set(
+        &self,
+        shares: Result<Vec<Share>, claim::Error>,
+        node: &Node,
+        is_required: bool,
+    ) -> Result<(), Reason> {
+        let (shares, unread) = match shares {
+            Err(error) if is_required => return Err(error.into()),
+            Err(error) => (Vec::new(), Some(error)),
+            Ok(shares) => (shares, None),
+        };
         // Loaded before anything is changed: on a driver without limits nothing is.
-        let (driver, done) = match self.clock.load(node) {
-            Ok(driver) => {
-                let done = self.limit(&driver, shares);
+        let (driver, done) = match (self.clock.load(node), unread) {
+            (driver, Some(error)) => (driver.ok(), Err(error.into())),
+            (Err(error), None) => (None, Err(error.into())),
+            (Ok(driver), None) => {
+                let done = self.limit(&driver, &shares);
                 (Some(driver), done)
             }
-            Err(error) => (None, Err(error.into())),
         };
         if let Err(reason) = &done
             && !is_required
         {
-            self.give_up(driver.as_ref(), shares, reason);
+            self.give_up(driver.as_ref(), &shares, reason);
         }
         done
     }
 
     fn limit(&self, driver: &impl Driver, shares: &[Share]) -> Result<(), Reason> {
-        let records = Records::lock(self.records, self.clock.answered)?;
         let exists = |cgroup: &str| self.hierarchy.exists(cgroup);
-        records.remove_ended(exists);
-        let record = records.add(&self.leaf, self.id, shares, exists)?;
+        records::remove_ended(self.records, exists);
+        let records = Records::lock(self.record(), self.clock.answered)?;
+        let mut record = records.add(&self.leaf, shares, exists)?;
+        if let Some(why) = record.why_unlimited(&self.leaf.path) {
+            return Err(Reason::GivenUp(why.to_owned()));
+        }
         self.hierarchy.enable_controllers(&self.leaf.path)?;
+        // A container without a hook may use the GPU already.
+        let gpus = gpus(shares);
+        let known = record.leaves();
+        if Strangers::new(self.hierarchy, driver).lift(&mut record, &gpus, &known) {
+            record.write()?;
+        }
         Ok(apply::apply(driver, &record.limits(&self.leaf), self.folder())?)
     }
 
-    /// The container starts all the same. A limit that its pod has from an earlier container lacks its share, so the pod gets
-    /// none any more. Does as much as it can: the reason for the failure is what is reported.
+    /// The container starts all the same. A limit that it or its pod has by an earlier claim lacks this one's shares, so they have
+    /// none any more. Does as much as it can: the reason for the failure is what is reported. `shares`: none if they could not be
+    /// read.
     fn give_up(&self, driver: Option<&impl Driver>, shares: &[Share], reason: &Reason) {
-        let Ok(records) = Records::lock(self.records, self.clock.noted) else {
-            return;
-        };
         let exists = |cgroup: &str| self.hierarchy.exists(cgroup);
-        let noted = records.add(&self.leaf, self.id, shares, exists).and_then(|record| {
-            let gpus: Vec<String> = shares.iter().map(|share| share.gpu.clone()).collect();
-            let why = format!("container {} started without a limit: {reason}", self.id);
-            match self.leaf.pod {
-                Some(_) => records.lift(&self.leaf, self.id, &gpus, &why),
-                None => Ok(record),
-            }
-        });
-        if let (Ok(record), Some(driver)) = (noted, driver) {
-            // Each for itself: the container's own limit may still be set.
-            for limit in record.limits(&self.leaf) {
+        let why = format!("container {} started without a limit: {reason}", self.id);
+        let records = Records::lock(self.record(), self.clock.noted);
+        let record = match &records {
+            Ok(records) => records.give_up(&self.leaf, shares, &why, exists).ok(),
+            // Not noted: a check may set the limits again.
+            Err(_) => Record::read(&self.record()).ok(),
+        };
+        let of_claim = gpus(shares);
+        let of_record = record.as_ref().map_or_else(BTreeSet::new, |record| record.gpus());
+        let Some(driver) = driver else { return };
+        for gpu in of_record.union(&of_claim) {
+            let is_lifted = of_claim.is_empty() || of_claim.contains(gpu);
+            let pod = self.leaf.pod.as_ref().filter(|_| is_lifted).map(|pod| &pod.path);
+            for cgroup in pod.into_iter().chain([&self.leaf.path]) {
+                let limit = Limit {
+                    cgroup: cgroup.clone(),
+                    gpu: gpu.clone(),
+                    bytes: None,
+                };
+                // Each for itself.
                 let _ = apply::apply(driver, &[limit], self.folder());
             }
         }
@@ -81,9 +112,9 @@ impl Start<'_> {
         }
         let why = format!("container {} has a claim without a limit", self.id);
         let record = {
-            let records = Records::lock(self.records, self.clock.answered)?;
-            records.remove_ended(|cgroup| self.hierarchy.exists(cgroup));
-            records.lift(&self.leaf, self.id, gpus, &why)?
+            records::remove_ended(self.records, |cgroup| self.hierarchy.exists(cgroup));
+            let records = Records::lock(self.record(), self.clock.answered)?;
+            records.lift(&self.leaf, gpus, &why)?
         };
         // Without shares so far, nobody has set a limit.
         let limited = record.gpus();
@@ -96,7 +127,15 @@ impl Start<'_> {
         Ok(apply::apply(&driver, &limits, self.folder())?)
     }
 
+    fn record(&self) -> PathBuf {
+        records::path(self.records, &self.leaf, self.id)
+    }
+
     fn folder(&self) -> impl Fn(&str) -> PathBuf {
         |cgroup| self.hierarchy.folder(cgroup)
     }
+}
+
+fn gpus(shares: &[Share]) -> BTreeSet<String> {
+    shares.iter().map(|share| share.gpu.clone()).collect()
 }

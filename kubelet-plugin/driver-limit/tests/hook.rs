@@ -17,6 +17,8 @@ use vgpu_abi::limits::{Limits, TOLERANCE};
 
 const HOOK: &str = env!("CARGO_BIN_EXE_vgpu-driver-limit");
 const POD: &str = "0123abcd-1111-2222-3333-444455556666";
+/// The lock of the pod's record.
+const LOCK: &str = "records/0123abcd-1111-2222-3333-444455556666.pod.lock";
 const GIB: u64 = 1 << 30;
 const DEVICE: u64 = 80 * GIB;
 
@@ -278,6 +280,12 @@ impl Client {
         answer.to_owned()
     }
 
+    /// Uses the GPU, as a process that /proc shows in this cgroup.
+    fn is_in(&mut self, node: &Node, cgroup: &str) {
+        node.put(&format!("proc/{}/cgroup", self.child.id()), &format!("0::/{cgroup}\n"));
+        assert_eq!(self.allocate(GIB), DONE);
+    }
+
     fn allocate(&mut self, bytes: u64) -> String {
         self.say(&format!("alloc:{bytes}"))
     }
@@ -364,11 +372,12 @@ fn a_container_that_starts_again_is_limited_again() {
     // The pod ends; the next one's hook leaves nothing of it.
     fs::remove_dir_all(node.at(&format!("cgroups/{}", pod_cgroup()))).expect("removed");
     node.starts("claim-a", "c3", "machine.slice/c3");
-    let records: Vec<_> = fs::read_dir(node.at("records"))
+    let mut records: Vec<_> = fs::read_dir(node.at("records"))
         .expect("listed")
         .map(|file| file.expect("a file").file_name())
         .collect();
-    assert_eq!(records, ["c3.container"]);
+    records.sort();
+    assert_eq!(records, ["c3.container", "c3.container.lock"]);
 }
 
 #[test]
@@ -507,8 +516,8 @@ fn a_driver_without_limits_fails_the_container_only_if_the_limit_is_required() {
     assert!(!report.exists(), "the container did not start");
     // The newest container's reason is there. A runtime may have the longest id.
     let long = "c".repeat(1024);
-    for container in ["c1", "c2", "c2", &long] {
-        let output = node.start("claim-a", container, &cgroup, &[]);
+    for (number, container) in ["c1", "c2", "c2", &long].into_iter().enumerate() {
+        let output = node.start("claim-a", container, &container_cgroup(&format!("n{number}")), &[]);
         assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
         let report = fs::read_to_string(&report).expect("a report");
         let begin = format!("container {container}: GPU ");
@@ -550,6 +559,44 @@ fn a_driver_that_hangs_is_given_up_on() {
     assert_eq!(node.limit(&three), 10 * GIB + TOLERANCE);
 }
 
+/// A child that hangs in the kernel outlives its command. There is no second one beside it.
+#[test]
+fn a_check_does_not_ask_a_driver_that_has_not_answered() {
+    if !is_root("a_check_does_not_ask_a_driver_that_has_not_answered") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    node.starts("claim-a", "c1", &container_cgroup("c1"));
+    let mut child = Command::new(HOOK);
+    child
+        .args(["serve", "--nvml"])
+        .arg(libraries().join("libnvidia-ml.so.1"));
+    child.arg("--soft-gpu").arg(node.at("state"));
+    child.arg("--alone").arg(node.at("cgroups"));
+    let mut child = child
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut line = String::new();
+    let mut from = BufReader::new(child.stdout.take().expect("its stdout"));
+    from.read_line(&mut line).expect("it answers");
+    assert_eq!(line, "ready\n");
+    for output in [node.check(), node.probe(&node.gpus[0])] {
+        let expected = "the driver has not answered an earlier question";
+        assert!(
+            !output.status.success() && said(&output).contains(expected),
+            "{output:?}"
+        );
+    }
+    // A container that starts has its own limit to set.
+    node.starts("claim-a", "c2", &container_cgroup("c2"));
+    drop(child.stdin.take());
+    child.wait().expect("it ends");
+    assert_eq!(node.checked().len(), 2);
+}
+
 /// The child that calls NVML crashes.
 #[test]
 fn a_driver_that_ends_its_process_is_named() {
@@ -587,10 +634,33 @@ fn a_lock_that_somebody_keeps_is_named() {
     let node = Node::new("dmem");
     node.claim("claim-a", &[("s", 0, GIB)]);
     fs::create_dir(node.at("records")).expect("a folder");
-    let lock = fs::File::open(node.at("records")).expect("opened");
+    let lock = fs::File::create(node.at(LOCK)).expect("made");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
     let line = node.refusal("claim-a", &container_cgroup("c1"));
-    assert!(line.contains("another vgpu-driver-limit has the lock"), "{line}");
+    assert!(
+        line.contains("another vgpu-driver-limit has this record's lock"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_record_that_somebody_keeps_loses_no_line_of_the_others() {
+    if !is_root("a_record_that_somebody_keeps_loses_no_line_of_the_others") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    node.claim("claim-b", &[("s", 0, GIB)]);
+    node.starts("claim-a", "c1", &container_cgroup("c1"));
+    let lock = fs::File::create(node.at(LOCK)).expect("made");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+    node.starts("claim-b", "z1", "machine.slice/z1");
+    let [kept, other] = &node.checked()[..] else {
+        panic!("two lines")
+    };
+    assert_eq!(kept[..3], ["claim-a", "failed", "failed"]);
+    assert!(kept[3].contains("has this record's lock"), "{kept:?}");
+    assert_eq!(other[..3], ["claim-b", "held", "none"]);
 }
 
 #[test]
@@ -621,6 +691,50 @@ fn a_container_without_its_limit_takes_its_pods_away() {
     fs::create_dir_all(node.at(&format!("cgroups/{two}/dmem.max"))).expect("in the way");
     node.refusal("claim-b", &two);
     assert_eq!(node.limit(&pod_cgroup()), 15 * GIB + 2 * TOLERANCE);
+}
+
+/// Each claim of a container has a hook of its own. Without the limit of the second one, that of the first binds both.
+#[test]
+fn a_claim_whose_hook_fails_takes_the_limit_of_its_containers_other_claims_away() {
+    if !is_root("a_claim_whose_hook_fails_takes_the_limit_of_its_containers_other_claims_away") {
+        return;
+    }
+    let one = container_cgroup("c1");
+    for is_locked in [false, true] {
+        let node = Node::new("dmem");
+        node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+        node.claim("claim-b", &[("s", 0, 5 * GIB)]);
+        node.claim("claim-c", &[("s", 0, 5 * GIB)]);
+        node.starts("claim-a", "c1", &one);
+        let lock = fs::File::open(node.at(LOCK)).expect("opened");
+        if is_locked {
+            rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+        } else {
+            node.put("claims/claim-b/s/limits", "damaged");
+        }
+        let output = node.start("claim-b", "c1", &one, &[]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+        assert_eq!(node.limit_if_any(&one), None);
+        assert_eq!(node.limit_if_any(&pod_cgroup()), None);
+        if is_locked {
+            continue;
+        }
+        let [[_, state, pod, reason]] = &node.checked()[..] else {
+            panic!("a line")
+        };
+        assert_eq!((state.as_str(), pod.as_str()), ("failed", "lifted"));
+        assert!(reason.starts_with("container c1 started without a limit: "), "{reason}");
+        assert_eq!(node.limit_if_any(&one), None, "not set again");
+        let line = node.refusal("claim-c", &one);
+        assert!(line.contains("it has no limit for its other claims either"), "{line}");
+        node.start("claim-c", "c1", &one, &[]);
+        assert_eq!(node.limit_if_any(&one), None, "nor by another claim");
+        // The container starts again, in another cgroup.
+        fs::remove_dir_all(node.at(&format!("cgroups/{one}"))).expect("removed");
+        let again = container_cgroup("c1-again");
+        node.starts("claim-a", "c1-again", &again);
+        assert_eq!(node.limit(&again), 10 * GIB + TOLERANCE);
+    }
 }
 
 #[test]
@@ -792,13 +906,7 @@ fn a_container_without_a_claim_that_uses_the_gpu_lifts_its_pods_limit() {
     node.starts("claim-a", "c1", &one);
     node.cgroup(&strange);
     node.cgroup(&format!("{one}/nested"));
-    let is_in = |client: &mut Client, cgroup: &str| {
-        node.put(
-            &format!("proc/{}/cgroup", client.child.id()),
-            &format!("0::/{cgroup}\n"),
-        );
-        assert_eq!(client.allocate(GIB), DONE);
-    };
+    let is_in = |client: &mut Client, cgroup: &str| client.is_in(&node, cgroup);
     let elsewhere = format!("{}-b/c1", pod_cgroup());
     node.cgroup(&elsewhere);
     let mut own = Client::start(&node, &format!("{one}/nested"));
@@ -835,6 +943,45 @@ fn a_container_without_a_claim_that_uses_the_gpu_lifts_its_pods_limit() {
         10 * GIB + TOLERANCE,
         "the container's own limit holds"
     );
+}
+
+/// The driver may list a process for a moment after its container has ended.
+#[test]
+fn a_container_that_has_ended_lifts_nothing() {
+    if !is_root("a_container_that_has_ended_lifts_nothing") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    let [one, two] = ["c1", "c2"].map(container_cgroup);
+    node.starts("claim-a", "c1", &one);
+    node.starts("claim-a", "c2", &two);
+    let mut ending = Client::start(&node, &two);
+    ending.is_in(&node, &two);
+    fs::remove_dir_all(node.at(&format!("cgroups/{two}"))).expect("removed");
+    let held = ["claim-a", "held", "held", ""].map(str::to_owned);
+    for when in ["the record has it", "the record is without it"] {
+        assert_eq!(node.checked(), std::slice::from_ref(&held), "{when}");
+    }
+}
+
+#[test]
+fn a_container_without_a_hook_is_not_bound_by_one_that_starts_later() {
+    if !is_root("a_container_without_a_hook_is_not_bound_by_one_that_starts_later") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB), ("t", 1, GIB)]);
+    let [one, strange] = ["c1", "strange"].map(container_cgroup);
+    node.cgroup(&strange);
+    let mut stranger = Client::start(&node, &strange);
+    stranger.is_in(&node, &strange);
+    node.starts("claim-a", "c1", &one);
+    assert_eq!(stranger.allocate(20 * GIB), DONE);
+    assert_eq!(node.limit(&one), 10 * GIB + TOLERANCE);
+    assert_eq!(node.limit_if_any(&pod_cgroup()), None);
+    let record = fs::read_to_string(node.at(&format!("records/{POD}.pod"))).expect("a record");
+    assert_eq!(record.matches("lifted ").count(), 1, "of this GPU alone: {record}");
 }
 
 #[test]
@@ -970,6 +1117,15 @@ fn a_probe_that_fails_says_why_and_leaves_nothing() {
     };
     let node = node_with("mig 0");
     assert!(said(&node.probe(&node.gpus[0])).contains("it is in MIG mode"));
+    if is_root("a_probe_that_fails_says_why_and_leaves_nothing") {
+        let node = Node::new("dmem\nfail.nvmlDeviceSetMemoryLimits_v1 = 17");
+        let lines = [(); 2].map(|()| said(&node.probe(&node.gpus[0])));
+        assert!(
+            lines[0].contains("vgpu-probe: NVML_ERROR_OPERATING_SYSTEM"),
+            "{lines:?}"
+        );
+        assert_eq!(lines[0], lines[1], "the plugin logs a reason when it changes");
+    }
     let node = node_with("lost 0");
     assert!(said(&node.probe(&node.gpus[0])).contains("NVML_ERROR_GPU_IS_LOST"));
     let line = said(&node.probe("GPU-none"));
@@ -1071,6 +1227,20 @@ fn arguments_and_help() {
     assert!(
         output.status.success() && String::from_utf8_lossy(&output.stdout).contains("usage: vgpu-driver-limit set")
     );
-    let output = said_of(&["set", "--claim", "relative"]);
+    let output = said_of(&["set", "--required", "--claim", "relative"]);
     assert!(!output.status.success() && said(&output).contains("--claim \"relative\" is not an absolute path"));
+    // The CDI spec is of another release than the program. Who does not require the limit starts.
+    let claim = tempfile::tempdir().expect("a folder");
+    let folder = claim.path().to_str().expect("a path");
+    for command in ["set", "lift"] {
+        let output = said_of(&[command, "--newer", "--claim", folder]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        let report = fs::read_to_string(claim.path().join("no-driver-limit")).expect("a report");
+        assert!(report.contains("\"--newer\" is not an option"), "{report}");
+        let output = said_of(&[command, "--newer"]);
+        assert!(output.status.success() && said(&output).contains("\"--newer\" is not an option"));
+    }
+    for arguments in [["set", "--newer", "--required"], ["check", "--newer", "x"]] {
+        assert!(!said_of(&arguments).status.success(), "{arguments:?}");
+    }
 }
