@@ -8,6 +8,7 @@
 //! cgroup /kubepods/pod<UID>
 //! lifted <GPU UUID, or * for all> <why>
 //! unlimited <why><tab>/kubepods/pod<UID>/<container>
+//! required /kubepods/pod<UID>/<container>
 //! share <claim UID> <share> <GPU UUID> <bytes> /kubepods/pod<UID>/<container>
 //! share <claim UID> <share> <GPU UUID> <bytes> -
 //! ```
@@ -76,6 +77,8 @@ pub(crate) struct Record {
     lifted: BTreeMap<String, String>,
     /// Cgroups of containers without a limit, and why.
     unlimited: BTreeMap<String, String>,
+    /// Cgroups of containers with a claim that requires its limit.
+    required: BTreeSet<String>,
     /// Each share with the cgroup of the container that has it; None if that is gone.
     shares: Vec<(Option<String>, Share)>,
 }
@@ -134,9 +137,18 @@ impl Records {
     }
 
     /// Adds a container's shares to its pod's record, and writes that.
-    pub(crate) fn add(&self, leaf: &Leaf, shares: &[Share], exists: impl Fn(&str) -> bool) -> Result<Record, Error> {
+    pub(crate) fn add(
+        &self,
+        leaf: &Leaf,
+        shares: &[Share],
+        is_required: bool,
+        exists: impl Fn(&str) -> bool,
+    ) -> Result<Record, Error> {
         let mut record = self.record(leaf)?;
         record.add(&leaf.path, shares);
+        if is_required {
+            record.required.insert(leaf.path.clone());
+        }
         record.forget_ended(exists);
         record.write()?;
         Ok(record)
@@ -152,8 +164,8 @@ impl Records {
         Ok(record)
     }
 
-    /// Notes that a container has no limit, nor has its pod on the GPUs of these shares, and writes that. Without shares, which
-    /// could not be read, the pod has none on any GPU.
+    /// Notes that a container has no limit, unless a claim of it requires one, nor has its pod on the GPUs of these shares, and
+    /// writes that. Without shares, which could not be read, the pod has none on any GPU.
     pub(crate) fn give_up(
         &self,
         leaf: &Leaf,
@@ -169,8 +181,10 @@ impl Records {
         if shares.is_empty() {
             record.lift(ALL, why);
         }
-        let why = one_line(why, MAX_WHY);
-        record.unlimited.entry(leaf.path.clone()).or_insert(why);
+        if !record.is_required(&leaf.path) {
+            let why = one_line(why, MAX_WHY);
+            record.unlimited.entry(leaf.path.clone()).or_insert(why);
+        }
         record.forget_ended(exists);
         record.write()?;
         Ok(record)
@@ -191,6 +205,7 @@ impl Records {
             cgroup: cgroup.clone(),
             lifted: BTreeMap::new(),
             unlimited: BTreeMap::new(),
+            required: BTreeSet::new(),
             shares: Vec::new(),
         }))
     }
@@ -316,8 +331,9 @@ impl Record {
 
     /// Keeps one line for each share of containers that are gone. Returns whether anything was changed.
     pub(crate) fn forget_ended(&mut self, exists: impl Fn(&str) -> bool) -> bool {
-        let before = (self.shares.clone(), self.unlimited.len());
+        let before = (self.shares.clone(), self.unlimited.len(), self.required.len());
         self.unlimited.retain(|leaf, _| exists(leaf));
+        self.required.retain(|leaf| exists(leaf));
         for (leaf, _) in &mut self.shares {
             leaf.take_if(|path| !exists(path));
         }
@@ -327,7 +343,7 @@ impl Record {
         let mut named: BTreeSet<_> = living.map(|(_, share)| name(share)).collect();
         self.shares
             .retain(|(leaf, share)| leaf.is_some() || named.insert(name(share)));
-        (&self.shares, self.unlimited.len()) != (&before.0, before.1)
+        (&self.shares, self.unlimited.len(), self.required.len()) != (&before.0, before.1, before.2)
     }
 
     /// Notes that the pod has no limit on a GPU. The first reason stays.
@@ -337,12 +353,17 @@ impl Record {
     }
 
     pub(crate) fn is_lifted(&self, gpu: &str) -> bool {
-        self.lifted.contains_key(gpu) || self.lifted.contains_key(ALL)
+        self.lifted(gpu).is_some()
     }
 
     /// Why a container has no limit, if it has none.
     pub(crate) fn why_unlimited(&self, leaf: &str) -> Option<&str> {
         self.unlimited.get(leaf).map(String::as_str)
+    }
+
+    /// Returns true if a claim of the container requires its limit.
+    pub(crate) fn is_required(&self, leaf: &str) -> bool {
+        self.required.contains(leaf)
     }
 
     /// The cgroups of the containers.
@@ -352,7 +373,8 @@ impl Record {
 
     /// Why the pod has no limit on a GPU.
     pub(crate) fn lifted(&self, gpu: &str) -> Option<&str> {
-        self.lifted.get(gpu).map(String::as_str)
+        let why = self.lifted.get(gpu).or_else(|| self.lifted.get(ALL));
+        why.map(String::as_str)
     }
 
     /// The pod's cgroup.
@@ -388,6 +410,9 @@ impl Record {
         for (leaf, why) in &self.unlimited {
             let _ = writeln!(text, "unlimited {why}\t{leaf}");
         }
+        for leaf in &self.required {
+            let _ = writeln!(text, "required {leaf}");
+        }
         for (leaf, share) in &self.shares {
             let Share {
                 claim,
@@ -411,12 +436,15 @@ impl Record {
         let line = lines.next().unwrap_or_default();
         let cgroup = line.strip_prefix("cgroup ").filter(|path| path.starts_with('/'));
         let cgroup = cgroup.ok_or_else(|| Damage::Line(shortened(line)))?.to_owned();
-        let (mut lifted, mut unlimited, mut shares) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        let (mut lifted, mut unlimited) = (BTreeMap::new(), BTreeMap::new());
+        let (mut required, mut shares) = (BTreeSet::new(), Vec::new());
         for line in lines {
             if let Some((gpu, why)) = line.strip_prefix("lifted ").and_then(|rest| rest.split_once(' ')) {
                 lifted.insert(gpu.to_owned(), why.to_owned());
             } else if let Some((why, leaf)) = line.strip_prefix("unlimited ").and_then(|rest| rest.split_once('\t')) {
                 unlimited.insert(leaf.to_owned(), why.to_owned());
+            } else if let Some(leaf) = line.strip_prefix("required ") {
+                required.insert(leaf.to_owned());
             } else {
                 shares.push(share(line).ok_or_else(|| Damage::Line(shortened(line)))?);
             }
@@ -426,6 +454,7 @@ impl Record {
             cgroup,
             lifted,
             unlimited,
+            required,
             shares,
         })
     }
@@ -544,7 +573,7 @@ mod tests {
     }
 
     fn started(folder: &Path, leaf: &Leaf, shares: &[Share]) -> Vec<Limit> {
-        let record = locked(folder, leaf).add(leaf, shares, |_| true);
+        let record = locked(folder, leaf).add(leaf, shares, false, |_| true);
         record.expect("a record").limits(leaf)
     }
 
@@ -555,6 +584,7 @@ mod tests {
             cgroup: cgroup.into(),
             lifted: BTreeMap::new(),
             unlimited: BTreeMap::new(),
+            required: BTreeSet::new(),
             shares: shares.iter().map(of).collect(),
         }
     }
@@ -634,7 +664,7 @@ mod tests {
         for start in 100..200 {
             let own = leaf(&start.to_string());
             let lives = |cgroup: &str| cgroup == own.path;
-            let record = locked(folder.path(), &own).add(&own, std::slice::from_ref(&a), lives);
+            let record = locked(folder.path(), &own).add(&own, std::slice::from_ref(&a), false, lives);
             let record = record.expect("a record");
             let expected = [
                 limit("/kubepods/pod1", "GPU-1", 11 * GIB, 2),
@@ -652,7 +682,7 @@ mod tests {
         let path = folder.path().join("uid-1.pod");
         let text = fs::read_to_string(&path).expect("a record");
         fs::write(&path, text + &"share b t GPU-1 1 -\n".repeat(MAX_SIZE / 20)).expect("written");
-        let error = locked(folder.path(), &leaf("one")).add(&leaf("one"), &[a], |_| true);
+        let error = locked(folder.path(), &leaf("one")).add(&leaf("one"), &[a], false, |_| true);
         assert!(
             error
                 .expect_err("too long")
@@ -727,7 +757,7 @@ mod tests {
         fs::write(folder.path().join("uid-1.pod"), "vgpu-driver-limits 2\n").expect("written");
         let records = locked(folder.path(), &leaf("one"));
         let error = records
-            .add(&leaf("one"), &[], |_| true)
+            .add(&leaf("one"), &[], false, |_| true)
             .expect_err("another release")
             .to_string();
         assert!(
@@ -753,11 +783,12 @@ mod tests {
         let shares = proptest::collection::vec(one, 0..5);
         let lifted = proptest::collection::btree_map(word, "[a-z .]{0,40}", 0..3);
         let unlimited = proptest::collection::btree_map("/[a-z0-9./ -]{0,40}", "[a-z .]{0,40}", 0..3);
-        proptest!(|(cgroup in "/[a-z0-9./ -]{0,40}", shares in shares, lifted in lifted, unlimited in unlimited, text in "(vgpu-driver-limits 1|cgroup|share|lifted|unlimited|\t|/|\n| |[0-9]{1,30}|.){0,30}")| {
+        let required = proptest::collection::btree_set("/[a-z0-9./ -]{0,40}", 0..3);
+        proptest!(|(cgroup in "/[a-z0-9./ -]{0,40}", shares in shares, lifted in lifted, unlimited in unlimited, required in required, text in "(vgpu-driver-limits 1|cgroup|share|lifted|unlimited|required|\t|/|\n| |[0-9]{1,30}|.){0,30}")| {
             let share = |(leaf, claim, name, gpu, memory): (Option<String>, String, String, String, u64)| {
                 (leaf, Share { claim, name, gpu, memory })
             };
-            let record = Record { path: "/r.pod".into(), cgroup, lifted, unlimited, shares: shares.into_iter().map(share).collect() };
+            let record = Record { path: "/r.pod".into(), cgroup, lifted, unlimited, required, shares: shares.into_iter().map(share).collect() };
             prop_assert_eq!(Record::parse(&record.path, &record.render()), Ok(record.clone()));
             let _ = Record::parse(&record.path, &text);
         });

@@ -45,7 +45,7 @@ impl Start<'_> {
             (driver, Some(error)) => (driver.ok(), Err(error.into())),
             (Err(error), None) => (None, Err(error.into())),
             (Ok(driver), None) => {
-                let done = self.limit(&driver, &shares);
+                let done = self.limit(&driver, &shares, is_required);
                 (Some(driver), done)
             }
         };
@@ -57,11 +57,11 @@ impl Start<'_> {
         done
     }
 
-    fn limit(&self, driver: &impl Driver, shares: &[Share]) -> Result<(), Reason> {
+    fn limit(&self, driver: &impl Driver, shares: &[Share], is_required: bool) -> Result<(), Reason> {
         let exists = |cgroup: &str| self.hierarchy.exists(cgroup);
         records::remove_ended(self.records, exists);
         let records = Records::lock(self.record(), self.clock.answered)?;
-        let mut record = records.add(&self.leaf, shares, exists)?;
+        let mut record = records.add(&self.leaf, shares, is_required, exists)?;
         if let Some(why) = record.why_unlimited(&self.leaf.path) {
             return Err(Reason::GivenUp(why.to_owned()));
         }
@@ -76,7 +76,7 @@ impl Start<'_> {
     }
 
     /// The container starts all the same. A limit that it or its pod has by an earlier claim lacks this one's shares, so they have
-    /// none any more. Does as much as it can: the reason for the failure is what is reported. `shares`: none if they could not be
+    /// none any more. A container with a claim that requires its limit keeps that one. Does as much as it can: the reason for the failure is what is reported. `shares`: none if they could not be
     /// read.
     fn give_up(&self, driver: Option<&impl Driver>, shares: &[Share], reason: &Reason) {
         let exists = |cgroup: &str| self.hierarchy.exists(cgroup);
@@ -90,10 +90,14 @@ impl Start<'_> {
         let of_claim = gpus(shares);
         let of_record = record.as_ref().map_or_else(BTreeSet::new, |record| record.gpus());
         let Some(driver) = driver else { return };
+        let is_required = record
+            .as_ref()
+            .is_some_and(|record| record.is_required(&self.leaf.path));
+        let leaf = (!is_required).then_some(&self.leaf.path);
         for gpu in of_record.union(&of_claim) {
             let is_lifted = of_claim.is_empty() || of_claim.contains(gpu);
             let pod = self.leaf.pod.as_ref().filter(|_| is_lifted).map(|pod| &pod.path);
-            for cgroup in pod.into_iter().chain([&self.leaf.path]) {
+            for cgroup in pod.into_iter().chain(leaf) {
                 let limit = Limit {
                     cgroup: cgroup.clone(),
                     gpu: gpu.clone(),

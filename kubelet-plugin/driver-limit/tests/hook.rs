@@ -705,7 +705,8 @@ fn a_claim_whose_hook_fails_takes_the_limit_of_its_containers_other_claims_away(
         node.claim("claim-a", &[("s", 0, 10 * GIB)]);
         node.claim("claim-b", &[("s", 0, 5 * GIB)]);
         node.claim("claim-c", &[("s", 0, 5 * GIB)]);
-        node.starts("claim-a", "c1", &one);
+        let output = node.start("claim-a", "c1", &one, &[]);
+        assert!(output.status.success(), "{}", said(&output));
         let lock = fs::File::open(node.at(LOCK)).expect("opened");
         if is_locked {
             rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
@@ -734,6 +735,35 @@ fn a_claim_whose_hook_fails_takes_the_limit_of_its_containers_other_claims_away(
         let again = container_cgroup("c1-again");
         node.starts("claim-a", "c1-again", &again);
         assert_eq!(node.limit(&again), 10 * GIB + TOLERANCE);
+    }
+}
+
+#[test]
+fn a_claim_that_requires_its_limit_keeps_it_when_another_ones_hook_fails() {
+    if !is_root("a_claim_that_requires_its_limit_keeps_it_when_another_ones_hook_fails") {
+        return;
+    }
+    let one = container_cgroup("c1");
+    for is_locked in [false, true] {
+        let node = Node::new("dmem");
+        node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+        node.claim("claim-b", &[("s", 0, 5 * GIB)]);
+        node.starts("claim-a", "c1", &one);
+        let lock = fs::File::open(node.at(LOCK)).expect("opened");
+        if is_locked {
+            rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+        } else {
+            node.put("claims/claim-b/s/limits", "damaged");
+        }
+        let output = node.start("claim-b", "c1", &one, &[]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+        assert_eq!(node.limit(&one), 10 * GIB + TOLERANCE);
+        drop(lock);
+        let [[_, state, _, _]] = &node.checked()[..] else {
+            panic!("a line")
+        };
+        // The pod's limit, whose removal could not be noted.
+        assert_eq!(state, if is_locked { "set-again" } else { "held" });
     }
 }
 
