@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, SystemTime};
-use vgpu_context_size::child::{Answer, NoAnswer, answer};
+use vgpu_context_size::child::{Answer, KEPT, NoAnswer, answer};
 use vgpu_context_size::{ANSWER_TIMEOUT, ContextSize, Kind, Sizes};
 use vgpu_node::gpus::{self, List};
 
@@ -121,7 +121,7 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Listed, GpuErr
         .arg(library)
         .env_remove("LD_PRELOAD");
     set(&mut helper, soft_gpu);
-    let listed = match answer(helper, ANSWER_TIMEOUT) {
+    let listed = match answer(helper, ANSWER_TIMEOUT, KEPT) {
         Ok(answer) => listed(&answer),
         Err(NoAnswer::Start(source)) => return Err(GpuError::Helper { program, source }),
         Err(error) => Err(error.to_string()),

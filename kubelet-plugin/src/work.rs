@@ -148,7 +148,11 @@ fn work(parts: &TaskInputs) -> Tasks {
         observations,
         own_pod: Some(config.pod_uid.clone()),
         kills: config.on_breach == OnBreach::Kill,
-        driver_limits: Some(enforcement::question(node.clone(), config.driver_limits_dir.clone())),
+        driver_limits: Some(enforcement::question(
+            node.clone(),
+            parts.processes.clone(),
+            config.driver_limits_dir.clone(),
+        )),
     };
     spawn(&mut tasks, "observing shares", enforcement::observe(observer, samples));
     let sampling = sampler::run(parts.nvml.clone(), rescan, sender);
@@ -175,10 +179,7 @@ fn scan(
     };
     let contexts = Contexts::of_node(&parts.config);
     let (node, processes) = (parts.node.clone(), parts.processes.clone());
-    let prober = Prober::new(Box::new(move || match processes.blind() {
-        Some(why) => Err(why.to_owned()),
-        None => node.lock().driver_limit_program(),
-    }));
+    let prober = Prober::new(Box::new(move || node.lock().driver_limit_program(processes.blind())));
     gpus::run(samples, contexts, prober, parts.config.clone(), faults, outputs)
 }
 

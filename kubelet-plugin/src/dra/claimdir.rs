@@ -63,8 +63,8 @@ const NO_GLIBC: &str = "no-glibc";
 const NO_GLIBC_TAKEN: &str = "no-glibc.taken";
 /// The reason why a container of the claim started without the driver's limit (driver-limit/src/report.rs).
 const NO_DRIVER_LIMIT: &str = "no-driver-limit";
-/// Letters of that reason that are shown.
-const LONGEST_REASON: usize = 256;
+/// Letters of that reason that are shown. A reason may begin with the path of a cgroup, nearly 200 letters.
+const LONGEST_REASON: usize = 600;
 /// The format of a record.
 const VERSION: u32 = 1;
 const MAX_RECORD: usize = 1 << 20;

@@ -6,7 +6,7 @@
 //! | has a share of a GPU | `set` | none |
 //! | has whole GPUs or monitors | `lift`, because a pod's limit for another claim would bind this container too | none |
 
-use crate::dra::share::{Role, Share};
+use crate::dra::share::Share;
 use crate::driver::Driver;
 use crate::driver_limit::command;
 use crate::publish::inventory::Gpu;
@@ -48,8 +48,7 @@ pub(crate) fn command(shares: &[(&Share, &Gpu)]) -> Option<Command> {
     if !shares.iter().any(|(_, gpu)| gpu.has_driver_limit()) {
         return None;
     }
-    let is_part = |(share, gpu): &(&Share, &Gpu)| share.role == Role::Share && share.memory < gpu.memory;
-    Some(match shares.iter().any(is_part) {
+    Some(match shares.iter().any(|(share, gpu)| share.is_part_of(gpu.memory)) {
         true => Command::Set { is_required: false },
         false => Command::Lift,
     })
@@ -87,6 +86,7 @@ pub(crate) fn is_required(hooks: &[Vec<String>]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dra::share::Role;
     use crate::dra::share::tests::share;
     use crate::publish::inventory::tests::gpu;
     use vgpu_node::gpus::DriverLimit;

@@ -123,6 +123,12 @@ impl Share {
         amount(self) == amount(other) && (!known || place(self) == place(other))
     }
 
+    /// Returns true if the share has less than all memory of a GPU with this memory, so that the driver can limit it.
+    #[must_use]
+    pub fn is_part_of(&self, gpu_memory: u64) -> bool {
+        self.role == Role::Share && self.memory < gpu_memory
+    }
+
     /// Returns the part of a GPU with this memory that the share has: of its memory or of its time, whichever is more.
     #[must_use]
     pub fn fraction(&self, gpu_memory: u64) -> f64 {

@@ -20,7 +20,8 @@ const LONGEST_LINE: usize = 8192;
 /// UIDs of claims, names of shares, UUIDs of GPUs.
 const LONGEST_NAME: usize = 128;
 const LONGEST_PATH: usize = 4096;
-const LONGEST_REASON: usize = 200;
+/// The path of a cgroup that systemd made has nearly 200 letters, and reasons begin with one.
+const LONGEST_REASON: usize = 600;
 
 /// The limit of one container on one GPU, for one share of the container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,6 +176,16 @@ mod tests {
         };
         assert_eq!(answer.readings, [held, set_again]);
         assert_eq!(parse(b""), Answer::default());
+    }
+
+    #[test]
+    fn a_reason_behind_a_path_of_systemd_is_whole() {
+        let (pod, id) = ("f81d4fae_7dec_11d0_a765_00a0c91e6bf6", "0123456789abcdef".repeat(4));
+        let slices = "kubepods.slice/kubepods-burstable.slice";
+        let cgroup = format!("/{slices}/kubepods-burstable-pod{pod}.slice/cri-containerd-{id}.scope");
+        let reason = format!("{cgroup}: hard was max, not 17179869184 bytes");
+        let answer = parse(with("reason", json!(reason)).as_bytes());
+        assert_eq!(answer.readings[0].reason, reason);
     }
 
     #[test]

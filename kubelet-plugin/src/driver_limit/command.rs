@@ -4,10 +4,11 @@
 //! program enter those of the node's first process before it runs a command.
 //!
 //! How it fails: a run that hangs in the driver is killed after its time, with all that it started. Without the node's PID
-//! namespace (`plugin.hostPID: false`) the first process is the plugin itself, so nothing is run there: the answer would
+//! namespace (`plugin.hostPID: false`) the first process is the plugin itself, so no command is run: the answer would
 //! be that of the plugin's own cgroup.
 
 use crate::driver;
+use crate::text::printable;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,12 @@ use vgpu_context_size::child::{Answer, NoAnswer, answer};
 
 /// The namespaces that the program and the driver depend on.
 const NAMESPACES: [&str; 2] = ["mnt", "cgroup"];
+
+/// Bytes of each stream that are kept: more than the lines of a check of a full node.
+const KEPT: usize = 4 << 20;
+/// Lines in the log for one run, and letters of each.
+const MOST_COMPLAINTS: usize = 20;
+const LONGEST_COMPLAINT: usize = 600;
 
 /// The driver to which vgpu-driver-limit speaks, with paths on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +40,8 @@ pub struct Program {
     /// The same path on the node and in this process.
     file: PathBuf,
     driver: Driver,
+    /// Why this process sees no process of the node, if so. Process 1 is then not the node's.
+    blind: Option<String>,
 }
 
 /// Why a run has no output.
@@ -47,6 +56,9 @@ pub enum Error {
     /// The program's own line.
     #[error("{0}")]
     Refused(String),
+    /// This process sees no process of the node, for this reason.
+    #[error("vgpu-driver-limit cannot run where hooks run: {0}")]
+    Blind(String),
 }
 
 // === impl Driver ===
@@ -109,6 +121,16 @@ impl Program {
         Self {
             file: folder.join(DRIVER_LIMIT_FILE),
             driver,
+            blind: None,
+        }
+    }
+
+    /// The same program, which refuses to run if this process sees no process of the node: then with the reason.
+    #[must_use]
+    pub fn unless_blind(self, blind: Option<&str>) -> Self {
+        Self {
+            blind: blind.map(str::to_owned),
+            ..self
         }
     }
 
@@ -120,8 +142,12 @@ impl Program {
     /// Runs the program where hooks run, and returns its standard output. Blocks for at most `patience` and a second.
     ///
     /// # Errors
-    /// It cannot be started, does not end in time, or fails: then with its last line.
+    /// This process sees no process of the node; or the program cannot be started, does not end in time, or fails: then
+    /// with its last line.
     pub fn run(&self, arguments: &[String], patience: Duration) -> Result<String, Error> {
+        if let Some(why) = &self.blind {
+            return Err(Error::Blind(why.clone()));
+        }
         let mut command = Command::new(&self.file);
         // As runtimes run hooks.
         command.env_clear();
@@ -134,13 +160,25 @@ impl Program {
             command: arguments.first().cloned().unwrap_or_default(),
             source,
         };
-        let Answer { status, stdout, stderr } = answer(command, patience).map_err(failed)?;
+        let Answer { status, stdout, stderr } = answer(command, patience, KEPT).map_err(failed)?;
         if status.success() {
+            for complaint in complaints(&stderr) {
+                tracing::warn!("{complaint}");
+            }
             return Ok(stdout);
         }
         let silent = || format!("{} ended with {status} and said nothing", self.file.display());
         Err(Error::Refused(stderr.lines().last().map_or_else(silent, str::to_owned)))
     }
+}
+
+/// What a run that succeeded complains of, such as a record that is damaged: one line each, fit for the log.
+fn complaints(stderr: &str) -> Vec<String> {
+    let lines = stderr.lines().filter(|line| !line.trim().is_empty());
+    lines
+        .take(MOST_COMPLAINTS)
+        .map(|line| printable(line, LONGEST_COMPLAINT))
+        .collect()
 }
 
 /// Returns true if this process has the namespaces of the node's first process. False if that cannot be read: the program
@@ -220,8 +258,33 @@ pub(crate) mod tests {
                 .contains("vgpu-driver-limit probe: the helper has not answered"),
             "{error}"
         );
+        let (_dir, program) = script("echo ran");
+        let blind = program.unless_blind(Some("set plugin.hostPID: true"));
+        for arguments in [&arguments, &driver().check(Path::new("/r"))] {
+            let error = blind
+                .run(arguments, PATIENCE)
+                .expect_err("no view of the node")
+                .to_string();
+            assert!(error.ends_with("set plugin.hostPID: true"), "{error}");
+        }
         let program = Program::of_release(Path::new("/none"), driver());
         let error = program.run(&arguments, PATIENCE).expect_err("no program").to_string();
         assert!(error.contains("/none/vgpu-driver-limit"), "{error}");
+    }
+
+    #[test]
+    fn a_long_answer_is_whole_and_complaints_beside_it_are_fit_for_the_log() {
+        let (_dir, program) = script("head -c 200000 /dev/zero | tr '\\0' x; echo damaged >&2");
+        let said = program
+            .run(&driver().check(Path::new("/r")), PATIENCE)
+            .expect("an answer");
+        assert_eq!(said.len(), 200_000);
+        let long = "y".repeat(LONGEST_COMPLAINT + 1);
+        let text = format!("\n/r/p.pod: line 2\u{1b}[31m\n{long}\n{}", "z\n".repeat(100));
+        let found = complaints(&text);
+        assert_eq!(
+            (found[0].as_str(), found[1].len(), found.len()),
+            ("/r/p.pod: line 2 [31m", LONGEST_COMPLAINT, MOST_COMPLAINTS)
+        );
     }
 }

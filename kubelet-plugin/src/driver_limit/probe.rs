@@ -1,9 +1,10 @@
 //! On which GPUs the driver limits cgroups: found out once for each version of the driver, before a GPU is published.
 //!
 //! How it fails: a probe that fails gives the reason for which a claim that requires the driver's limit is refused. It is
-//! tried again [`SCANS_BETWEEN`] scans later, and at once after the driver has been replaced: its version is another one,
-//! or a list of the GPUs failed meanwhile ([`Prober::forget`]). Until a new answer is there, the old one holds
-//! (`publish::gpus::published`): hooks of containers verify each limit that they set.
+//! tried again [`SCANS_BETWEEN`] scans later, and at once if the driver may have been replaced: its version is another one,
+//! or a list of the GPUs failed meanwhile ([`Prober::ask_again`]). A driver that is known to limit cgroups and only does not
+//! answer, because it hangs or the program cannot run now, keeps that answer: hooks of containers verify each limit that
+//! they set. A refusal, or another version of the driver, replaces it.
 
 use crate::driver_limit::command::{Error, Program};
 use crate::publish::inventory::Gpu;
@@ -15,6 +16,8 @@ use vgpu_node::gpus::DriverLimit;
 const SCANS_BETWEEN: u32 = 60;
 /// A driver without persistence mode takes seconds to start.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The program's words for a driver that hangs or ends its process (driver-limit/src/code.rs).
+const NO_ANSWER: [&str; 2] = ["NVML does not answer", "the process that called NVML has ended"];
 
 /// Returns the program of the current release, or why it cannot be run where hooks run.
 pub(crate) type GetProgram = Box<dyn Fn() -> Result<Program, String> + Send>;
@@ -29,8 +32,8 @@ pub(crate) struct Prober {
 struct Known {
     driver_version: String,
     answer: DriverLimit,
-    /// In how many scans a GPU whose probe failed is asked again.
-    due: u32,
+    /// In how many scans the GPU is asked again. None: not before the driver may have been replaced.
+    due: Option<u32>,
 }
 
 // === impl Prober ===
@@ -56,26 +59,45 @@ impl Prober {
     }
 
     /// Has every GPU asked again: the driver may have been replaced.
-    pub(crate) fn forget(&mut self) {
-        self.known.clear();
+    pub(crate) fn ask_again(&mut self) {
+        for known in self.known.values_mut() {
+            known.due = Some(0);
+        }
     }
 
     fn one(&mut self, gpu: &Gpu) -> DriverLimit {
+        let mut kept = None;
         if let Some(known) = self.known.get_mut(&gpu.uuid)
             && known.driver_version == gpu.driver_version
         {
-            known.due = known.due.saturating_sub(1);
-            if known.answer.is_kept() || known.due > 0 {
+            known.due = known.due.map(|due| due.saturating_sub(1));
+            if known.due != Some(0) {
                 return known.answer.clone();
             }
+            kept = Some(known.answer.clone()).filter(DriverLimit::is_kept);
         }
-        let answer = self.ask(gpu);
+        let asked = self.ask(gpu);
+        let due = match &asked {
+            Ok(answer) if answer.is_kept() => None,
+            _ => Some(SCANS_BETWEEN),
+        };
+        let answer = match (asked, kept) {
+            (Ok(answer), _) => answer,
+            (Err(why), None) => DriverLimit::None(why),
+            (Err(why), Some(kept)) => {
+                tracing::warn!(
+                    gpu = gpu.uuid,
+                    "whether the driver still limits cgroups is not known, so it counts as before: {why}"
+                );
+                kept
+            }
+        };
         let before = self.known.insert(
             gpu.uuid.clone(),
             Known {
                 driver_version: gpu.driver_version.clone(),
                 answer: answer.clone(),
-                due: SCANS_BETWEEN,
+                due,
             },
         );
         if before.is_none_or(|before| before.answer != answer) {
@@ -92,19 +114,27 @@ impl Prober {
         answer
     }
 
-    fn ask(&self, gpu: &Gpu) -> DriverLimit {
-        let program = match (self.program)() {
-            Ok(program) => program,
-            Err(why) => return DriverLimit::None(why),
-        };
+    /// Asks once.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    fn ask(&self, gpu: &Gpu) -> Result<DriverLimit, String> {
+        let program = (self.program)()?;
         match program.run(&program.driver().probe(&gpu.uuid), PATIENCE) {
             Ok(said) => match said.trim() {
-                "dmem" => DriverLimit::Dmem,
-                "misc" => DriverLimit::Misc,
-                other => DriverLimit::None(format!("vgpu-driver-limit probe said {other:?}, not dmem or misc")),
+                "dmem" => Ok(DriverLimit::Dmem),
+                "misc" => Ok(DriverLimit::Misc),
+                other => Err(format!("vgpu-driver-limit probe said {other:?}, not dmem or misc")),
             },
-            Err(Error::Refused(why)) => DriverLimit::None(why.trim_start_matches("vgpu-driver-limit: ").to_owned()),
-            Err(error) => DriverLimit::None(error.to_string()),
+            Err(Error::Refused(why)) => {
+                let why = why.trim_start_matches("vgpu-driver-limit: ").to_owned();
+                // The program gives up on a driver that hangs, and ends by itself.
+                match NO_ANSWER.iter().any(|words| why.contains(words)) {
+                    true => Err(why),
+                    false => Ok(DriverLimit::None(why)),
+                }
+            }
+            Err(error) => Err(error.to_string()),
         }
     }
 }
@@ -142,8 +172,35 @@ pub(crate) mod tests {
         let answers = prober.of(&[replaced, gpu(1)]);
         assert_eq!(answers[&gpu(0).uuid], DriverLimit::Misc);
         assert_eq!(answers[&gpu(1).uuid], DriverLimit::Dmem);
-        prober.forget();
+        prober.ask_again();
         assert_eq!(prober.of(&[gpu(1)])[&gpu(1).uuid], DriverLimit::Misc);
+    }
+
+    #[test]
+    fn a_limit_that_is_known_outlives_a_probe_without_answer_and_no_refusal() {
+        let (dir, mut prober) = prober();
+        let said = dir.path().join("said");
+        let say = |text: &str| std::fs::write(&said, format!("{text}\n")).expect("written");
+        let ask = |prober: &mut Prober| {
+            prober.ask_again();
+            prober.of(&[gpu(0)])[&gpu(0).uuid].clone()
+        };
+        say("dmem");
+        assert_eq!(ask(&mut prober), DriverLimit::Dmem);
+        for silent in ["no limit set: NVML does not answer", "perhaps"] {
+            say(silent);
+            assert_eq!(ask(&mut prober), DriverLimit::Dmem, "{silent}");
+        }
+        // Another driver has to answer for itself.
+        let replaced = Gpu {
+            driver_version: "999.1".into(),
+            ..gpu(0)
+        };
+        assert!(matches!(prober.of(&[replaced])[&gpu(0).uuid], DriverLimit::None(_)));
+        say("dmem");
+        assert_eq!(ask(&mut prober), DriverLimit::Dmem);
+        say("no cgroup v2");
+        assert_eq!(ask(&mut prober), DriverLimit::None("no cgroup v2".into()));
     }
 
     #[test]
@@ -159,8 +216,7 @@ pub(crate) mod tests {
         }
         assert_eq!(prober.of(&[gpu(0)])[&gpu(0).uuid], DriverLimit::Dmem);
         std::fs::write(&said, "perhaps\n").expect("written");
-        prober.forget();
-        let DriverLimit::None(why) = prober.of(&[gpu(0)])[&gpu(0).uuid].clone() else {
+        let DriverLimit::None(why) = prober.of(&[gpu(1)])[&gpu(1).uuid].clone() else {
             panic!("a word that is not known");
         };
         assert!(why.contains("\"perhaps\""), "{why}");

@@ -66,7 +66,8 @@ pub(super) fn devices(
                 && known.share_id == share.share_id
         };
         let before = known.iter().find(is_it).and_then(|known| known.conditions.as_deref());
-        let note = found.memory_note.clone().filter(|_| found.memory.status == Some(true));
+        let has_note = found.memory.status == Some(true) || found.memory.reason == Reason::DriverLimitMissing;
+        let note = found.memory_note.clone().filter(|_| has_note);
         let condition = |(kind, finding)| {
             let note = note.as_deref().filter(|_| kind == MEMORY);
             condition(kind, finding, note, before.unwrap_or_default(), now)

@@ -99,6 +99,7 @@ impl Observations {
         };
         let wall = SecondWall {
             holds: true,
+            is_missing: false,
             note: None,
             limit: Some(2),
             used: Some(1),

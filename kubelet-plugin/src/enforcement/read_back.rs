@@ -3,6 +3,7 @@
 //! How it fails: a driver that hangs keeps the one thread that asked, and is not asked again before it has answered. From
 //! a minute after the last question that was answered nothing is known. What is refused or fails is logged when it changes.
 
+use super::processes::Processes;
 use super::verdicts::second_wall::ReadBack;
 use crate::dra::node::{Node, SharedNode};
 use crate::driver_limit::check::{self, Answer};
@@ -24,11 +25,11 @@ pub type Question = Arc<dyn Fn() -> Option<Result<Vec<u8>, String>> + Send + Syn
 
 /// Asks by `vgpu-driver-limit check`. `records`: its folder of records.
 #[must_use]
-pub fn question(node: SharedNode, records: PathBuf) -> Question {
+pub fn question(node: SharedNode, processes: Processes, records: PathBuf) -> Question {
     Arc::new(move || {
         let program = {
             let node = node.lock();
-            has_driver_limit(&node).then(|| node.driver_limit_program())?
+            has_driver_limit(&node).then(|| node.driver_limit_program(processes.blind()))?
         };
         let run = program.and_then(|program| {
             let printed = program.run(&program.driver().check(&records), ANSWERS_WITHIN);

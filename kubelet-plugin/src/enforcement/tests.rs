@@ -80,6 +80,7 @@ struct Scene {
     used: Option<Used>,
     kills: bool,
     read_back: ReadBack,
+    requires: bool,
     api: FakeApi,
     writer: Writer,
     reporter: Reporter,
@@ -101,6 +102,7 @@ impl Scene {
             used: None,
             kills: false,
             read_back: ReadBack::NoSuchLimit,
+            requires: false,
             api: FakeApi::default(),
             writer: Writer::default(),
             reporter: Reporter::new(Metrics::default(), node_object()),
@@ -115,9 +117,19 @@ impl Scene {
         self.proc.path().join(pid.to_string())
     }
 
+    /// Turns in which claim u1 requires the driver's limit.
+    fn looks_requiring(&mut self, times: u32) {
+        self.requires = true;
+        self.looks(times);
+        self.requires = false;
+    }
+
     /// One whole turn.
     fn look(&mut self, processes: Processes, memory: Result<Memory, String>) {
         let mut records = self.turns.records(&self.node.lock(), Extent::All);
+        if self.requires {
+            records.requiring.insert(key("u1", "s1"));
+        }
         for (mount, minor) in records.mounts.iter_mut().zip(1..) {
             mount.device = Device::Number(rustix::fs::makedev(0, minor));
         }
@@ -239,6 +251,39 @@ fn read_back(container: char, used: u64, state: check::State, asked: Instant) ->
         readings: [reading].into(),
         asked,
     }
+}
+
+#[test]
+fn a_required_limit_that_two_answers_lack_is_no_enforced_memory() {
+    let mut scene = Scene::new();
+    scene.process(10, &[1], 'a');
+    scene.memory = Memory::from([(10, Some(5))]);
+    scene.looks(2);
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let without = |asked| ReadBack::Known {
+        readings: Arc::new([]),
+        asked,
+    };
+    scene.read_back = without(at(0));
+    scene.looks_requiring(3);
+    assert_eq!(
+        scene.memory_of("u1", "s1"),
+        Reason::Library,
+        "it may have started since then"
+    );
+    scene.read_back = without(at(45));
+    scene.looks_requiring(1);
+    assert_eq!(
+        scene.found("u1", "s1").memory,
+        Finding::fails(Reason::DriverLimitMissing)
+    );
+    assert!(scene.state().breaches.is_empty(), "nobody is over a limit");
+    scene.looks(1);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::Library, "a claim that prefers it");
+    scene.read_back = read_back('a', GIB, check::State::Held, at(90));
+    scene.looks_requiring(1);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::DriverAndLibrary);
 }
 
 #[test]

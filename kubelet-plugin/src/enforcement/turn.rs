@@ -31,6 +31,7 @@ use crate::nvml::{Sample, sampler};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+use vgpu_api::config::MemoryEnforcement;
 use vgpu_node::cgroup::Container;
 
 /// From one whole reading of /proc to the next.
@@ -59,6 +60,8 @@ pub(super) struct Records {
     usage: BTreeMap<ShareKey, usage::Reading>,
     /// Shares of a whole GPU, which the driver need not limit.
     whole: BTreeSet<ShareKey>,
+    /// Shares whose claim requires the driver's own limit.
+    pub(super) requiring: BTreeSet<ShareKey>,
     /// Why a container started without the driver's own limit, by claim.
     started_without: BTreeMap<String, String>,
 }
@@ -169,6 +172,16 @@ struct ShareSettling {
     injected: Settled<Finding>,
     /// Not settled, because counters of refusals only grow.
     granted: Finding,
+    /// The first answer of the driver by which a required limit was missing, if it is.
+    missing: Option<Missing>,
+}
+
+/// A container that started since the driver was asked has its limit by the next answer.
+#[derive(Clone, Copy, Debug)]
+struct Missing {
+    first_asked: Instant,
+    /// True once a later answer said so too.
+    is_settled: bool,
 }
 
 impl Default for ShareSettling {
@@ -179,6 +192,7 @@ impl Default for ShareSettling {
             compute: unseen(),
             injected: unseen(),
             granted: Finding::unknown(Reason::NotSeenYet),
+            missing: None,
         }
     }
 }
@@ -253,6 +267,7 @@ impl Turns {
         self.settle(reading, &found, seen.err(), &mounts, &state);
         self.publish_refusals(&records.shares, seen.ok(), &mut state);
         self.publish_changed(&reading.read_back, &mut state);
+        self.settle_missing(&reading.read_back, &records.requiring, &walls);
         state.second_walls = walls;
         self.publish(records, &answers, &found, &mut state);
         state.lacking = mounts.lacking;
@@ -294,6 +309,26 @@ impl Turns {
             if let Some(injected) = injected.filter(is_news) {
                 settling.injected.apply(injected, times(&known, &injected));
             }
+        }
+    }
+
+    /// Settles which shares lack the driver's limit that they require. Without an answer, what was known stays.
+    fn settle_missing(
+        &mut self,
+        read_back: &ReadBack,
+        requiring: &BTreeSet<ShareKey>,
+        walls: &BTreeMap<ShareKey, SecondWall>,
+    ) {
+        let ReadBack::Known { asked, .. } = read_back else {
+            return;
+        };
+        for (key, settling) in &mut self.shares {
+            let is_missing = requiring.contains(key) && walls.get(key).is_some_and(|wall| wall.is_missing);
+            let first = settling.missing.map_or(*asked, |missing| missing.first_asked);
+            settling.missing = is_missing.then_some(Missing {
+                first_asked: first,
+                is_settled: *asked > first,
+            });
         }
     }
 
@@ -450,8 +485,11 @@ impl Records {
                 };
                 self.usage.insert(key.clone(), used);
                 let gpu = node.claims().gpus.get(&share.gpu);
-                if gpu.is_some_and(|gpu| share.memory >= gpu.memory) {
+                if gpu.is_some_and(|gpu| !share.is_part_of(gpu.memory)) {
                     self.whole.insert(key.clone());
+                }
+                if share.memory_enforcement == MemoryEnforcement::Require {
+                    self.requiring.insert(key.clone());
                 }
                 self.shares.push(ShareFacts {
                     key,
@@ -486,6 +524,9 @@ impl ShareSettling {
         // Not settled, because it was read back.
         if memory.reason == Reason::Library && wall.is_some_and(|wall| wall.holds) {
             memory.reason = Reason::DriverAndLibrary;
+        }
+        if memory.status == Some(true) && self.missing.is_some_and(|missing| missing.is_settled) {
+            memory = Finding::fails(Reason::DriverLimitMissing);
         }
         ShareFindings {
             memory,

@@ -24,8 +24,9 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How long to wait for a killed child.
 const AFTER_KILL: Duration = Duration::from_secs(1);
-/// How much of the end of each output is kept. The rest is read too, because a full pipe would stop the child.
-const KEPT: usize = 64 << 10;
+/// How many bytes of the end of each output are usually kept: enough for a figure and for what went wrong. The rest is read
+/// too, because a full pipe would stop the child.
+pub const KEPT: usize = 64 << 10;
 /// How many blocks of 4 KiB are read at once: the content of a full pipe, plus output that arrives during the read.
 const MOST_PARTS: usize = 64;
 /// The variables that the child inherits. Other variables may change the figure, which is kept, or load foreign code.
@@ -55,7 +56,7 @@ pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<Contex
         .arg(&gpu.uuid)
         .env_clear()
         .envs(variables);
-    let Answer { status, stdout, stderr } = answer(command, patience).map_err(|error| error.to_string())?;
+    let Answer { status, stdout, stderr } = answer(command, patience, KEPT).map_err(|error| error.to_string())?;
     let figure = stdout.lines().find_map(|line| line.strip_prefix(MARK)?.parse().ok());
     figure.filter(|_| status.success()).ok_or_else(|| {
         let silent = || format!("the helper ended with {status}");
@@ -63,7 +64,7 @@ pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<Contex
     })
 }
 
-/// The output of a helper, the last 64 KiB of each stream, and how it ended.
+/// The end of a helper's output, and how it ended.
 #[derive(Debug)]
 pub struct Answer {
     pub status: ExitStatus,
@@ -84,11 +85,12 @@ pub enum NoAnswer {
     Left,
 }
 
-/// Runs a helper that may hang in the driver: it is killed after `patience`, with all that it started.
+/// Runs a helper that may hang in the driver: it is killed after `patience`, with all that it started. `kept`: how many bytes
+/// of the end of each stream are returned.
 ///
 /// # Errors
 /// See [`NoAnswer`].
-pub fn answer(mut command: Command, patience: Duration) -> Result<Answer, NoAnswer> {
+pub fn answer(mut command: Command, patience: Duration, kept: usize) -> Result<Answer, NoAnswer> {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -96,8 +98,8 @@ pub fn answer(mut command: Command, patience: Duration) -> Result<Answer, NoAnsw
         // In its own group, so that it can be killed with all that it starts.
         .process_group(0);
     let mut child = command.spawn().map_err(NoAnswer::Start)?;
-    let mut stdout = Output::of(child.stdout.take());
-    let mut stderr = Output::of(child.stderr.take());
+    let mut stdout = Output::of(child.stdout.take(), kept);
+    let mut stderr = Output::of(child.stderr.take(), kept);
     let group = Pid::from_child(&child);
     let has_ended = wait(group, Instant::now() + patience, || {
         stdout.read();
@@ -167,16 +169,19 @@ fn reap(mut child: Child) -> Option<ExitStatus> {
 struct Output<P> {
     pipe: Option<P>,
     kept: Vec<u8>,
+    /// Bytes.
+    most: usize,
 }
 
 // === impl Output ===
 
 impl<P: Read + AsFd> Output<P> {
-    fn of(pipe: Option<P>) -> Self {
+    fn of(pipe: Option<P>, most: usize) -> Self {
         let is_set = |pipe: &P| fcntl_setfl(pipe, OFlags::NONBLOCK).is_ok();
         Self {
             pipe: pipe.filter(is_set),
             kept: Vec::new(),
+            most,
         }
     }
 
@@ -190,7 +195,7 @@ impl<P: Read + AsFd> Output<P> {
                 _ => break,
             }
         }
-        let excess = self.kept.len().saturating_sub(KEPT);
+        let excess = self.kept.len().saturating_sub(self.most);
         self.kept.drain(..excess);
     }
 

@@ -316,14 +316,12 @@ impl Node {
     ///
     /// # Errors
     /// The library is not installed, or there is no driver.
-    pub(crate) fn driver_limit_program(&self) -> Result<Program, String> {
+    pub(crate) fn driver_limit_program(&self, blind: Option<&str>) -> Result<Program, String> {
         let digest = self.library.digest();
         let digest = digest.ok_or("the library is not installed on this node, and vgpu-driver-limit comes with it")?;
         let driver = self.driver.read().map_err(|error| error.to_string())?;
-        Ok(Program::of_release(
-            &self.library.folder(digest),
-            command::Driver::of(&driver),
-        ))
+        let program = Program::of_release(&self.library.folder(digest), command::Driver::of(&driver));
+        Ok(program.unless_blind(blind))
     }
 
     /// Claims whose last Unprepare failed, and why.

@@ -194,6 +194,12 @@ impl Node {
             Some(known) => known.clone(),
             None => self.admit(id, &shares)?,
         };
+        // A release that does not know the field has written the record without it, as after a rollback.
+        for prepared in &mut entry.shares {
+            if let Some(fresh) = shares.iter().find(|share| share.same_result(&prepared.share)) {
+                prepared.share.memory_enforcement = fresh.memory_enforcement;
+            }
+        }
         // An entry that was rebuilt from limits files gets its names back.
         if entry.name != id.name || entry.all().any(|share| share.request.is_empty()) {
             entry.name_as(id, &shares);

@@ -34,6 +34,8 @@ pub(crate) enum Reason {
     // False.
     OverLimit,
     NotCharged,
+    /// The claim requires the driver's own limit, and a container does not have it.
+    DriverLimitMissing,
     Unlimited,
     MountsMissing,
     MemoryRefused,
@@ -109,6 +111,10 @@ impl Reason {
             Self::NotCharged => {
                 "by the driver's figures the share's processes have memory that libvgpu.so did not charge: one of them \
                  goes around it"
+            }
+            Self::DriverLimitMissing => {
+                "the claim has memoryEnforcement: Require, and a container of it does not have the driver's own limit, so \
+                 libvgpu.so holds the share alone; delete the pod, so that its containers start with the limit"
             }
             Self::Unlimited => "computePolicy is Unlimited: GPU time is not limited",
             Self::MemoryRefused => {

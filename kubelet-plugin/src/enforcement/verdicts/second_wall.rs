@@ -37,6 +37,8 @@ pub(crate) enum ReadBack {
 pub(crate) struct SecondWall {
     /// Every container of the share has its limit.
     pub holds: bool,
+    /// A container of the share has no limit, by the last answer. False also if that is not known.
+    pub is_missing: bool,
     /// For the claim: why it does not, or what it does not limit. None on a node without such limits.
     pub note: Option<String>,
     /// The largest limit of the share's containers, in bytes.
@@ -53,13 +55,25 @@ pub(crate) struct Changed {
     pub is_set_again: bool,
 }
 
+/// Whether the answer names every container that has the share's mounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Named {
+    All,
+    NotAll,
+    /// The containers are not known.
+    NotKnown,
+}
+
 // === impl SecondWall ===
 
 impl SecondWall {
     /// Without its use. `own`: the readings of the share.
-    fn of(own: &[&Reading], are_all_read: bool, started_without: Option<&String>) -> Self {
+    fn of(own: &[&Reading], named: Named, started_without: Option<&String>) -> Self {
         let failed = own.iter().find(|of| of.state == State::Failed);
-        let holds = are_all_read && failed.is_none();
+        let holds = named == Named::All && !own.is_empty() && failed.is_none();
+        let is_missing = named == Named::NotAll || failed.is_some();
+        // The hook's report stays when the container that it is about has ended.
+        let started_without = started_without.filter(|_| is_missing);
         let note = match (failed, started_without) {
             _ if holds => pod_note(own),
             (Some(failed), _) => Some(format!(
@@ -72,6 +86,7 @@ impl SecondWall {
         let limits = own.iter().filter(|of| of.state != State::Failed);
         Self {
             holds,
+            is_missing,
             note,
             limit: limits.map(|of| of.hard).max(),
             used: None,
@@ -113,11 +128,16 @@ pub(crate) fn second_walls<'a>(
             let is_own = |reading: &&Reading| reading.share == share.key && reading.gpu == share.gpu;
             let own: Vec<&Reading> = readings.iter().filter(is_own).collect();
             let named = own.iter().filter_map(|of| container(&of.cgroup)).collect();
-            let are_all_read = !own.is_empty() && seen.is_some_and(|seen| has_all(&named, seen, &share.key));
+            let named = match seen {
+                None => Named::NotKnown,
+                Some(seen) if has_all(&named, seen, &share.key) => Named::All,
+                Some(_) => Named::NotAll,
+            };
+            let are_all_read = named == Named::All && !own.is_empty();
             let why = started_without.get(&share.key.0);
             SecondWall {
                 used: used(share, &own, readings).filter(|_| are_all_read && !has_company(share, &shares, seen)),
-                ..SecondWall::of(&own, are_all_read, why)
+                ..SecondWall::of(&own, named, why)
             }
         }
     };
@@ -157,7 +177,15 @@ fn pod_note(own: &[&Reading]) -> Option<String> {
         return Some("the limit of the pod as a whole cannot be set, so its containers have one each".to_owned());
     }
     has(PodLimit::Lifted).then(|| {
-        "the limit of the pod as a whole is lifted, because a container of it uses the GPU without a share".to_owned()
+        let lifted = own
+            .iter()
+            .filter(|of| of.pod == PodLimit::Lifted && of.state == State::Held);
+        let mut causes = lifted.map(|of| of.reason.as_str()).filter(|why| !why.is_empty());
+        let lifted = "the limit of the pod as a whole is lifted until the pod ends";
+        match causes.next() {
+            Some(why) => format!("{lifted}: {why}"),
+            None => format!("{lifted}, and its containers have one each"),
+        }
     })
 }
 
@@ -256,6 +284,7 @@ mod tests {
         let all = vec![reading("a", "x", State::Held), reading("a", "y", State::SetAgain)];
         let expected = SecondWall {
             holds: true,
+            is_missing: false,
             note: None,
             limit: Some(164),
             used: Some(60),
@@ -296,6 +325,12 @@ mod tests {
         // It has ended since then.
         let found = second_walls(&[share("a")], &known, Some(&seen(&[("x", &["a"])])), container, &why);
         assert_eq!((found[&key("a")].holds, &found[&key("a")].note), (true, &None));
+        // Its containers are not known, or there is none.
+        for seen in [None, Some(&seen(&[]))] {
+            let found = second_walls(&[share("a")], &self::known(Vec::new()), seen, container, &why);
+            let wall = &found[&key("a")];
+            assert_eq!((wall.is_missing, wall.note.as_deref()), (false, Some(NOT_READ_BACK)));
+        }
     }
 
     #[test]
@@ -360,6 +395,15 @@ mod tests {
             let found = walls(vec![one], &seen(&[("x", &["a"])]));
             let wall = &found[&key("a")];
             assert!(wall.holds && wall.note.is_some() == has_note, "{pod:?}: {wall:?}");
+        }
+        for (reason, end) in [("its hook failed", "ends: its hook failed"), ("", "have one each")] {
+            let lifted = Reading {
+                pod: PodLimit::Lifted,
+                reason: reason.into(),
+                ..reading("a", "x", State::Held)
+            };
+            let note = walls(vec![lifted], &seen(&[("x", &["a"])]))[&key("a")].note.clone();
+            assert!(note.as_ref().is_some_and(|note| note.ends_with(end)), "{note:?}");
         }
     }
 

@@ -57,7 +57,7 @@ impl Measurer {
             loop {
                 if let Some(mut tools) = self.tools.take() {
                     if std::mem::take(&mut self.is_new_driver) {
-                        tools.prober.forget();
+                        tools.prober.ask_again();
                     }
                     let gpus = gpus.to_vec();
                     self.pending = Some(tokio::task::spawn_blocking(move || {

@@ -125,10 +125,11 @@ impl Scans {
                 None => list.gpus.retain(|gpu| self.gpus.has(&gpu.uuid)),
             }
         }
-        if seen.is_err() {
+        let is_late = matches!(seen, Err(Error::Late(_)));
+        // A driver that is slow is not being replaced.
+        if seen.is_err() && !is_late {
             measurer.note_failed_list();
         }
-        let is_late = matches!(seen, Err(Error::Late(_)));
         self.apply(seen, config, outputs);
         if !is_late {
             outputs.scanned.send_replace(true);

@@ -120,6 +120,20 @@ fn a_claim_that_requires_the_limit_never_loses_its_hook() {
 }
 
 #[test]
+fn a_claim_whose_record_does_not_say_that_it_requires_the_limit_gets_it_at_the_next_prepare() {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    node.set_inventory(able());
+    // As a release writes it that does not know the field.
+    prepare(&mut node, configured("Prefer")).expect("prepared");
+    prepare(&mut node, configured("Require")).expect("prepared again");
+    assert!(spec(&rig).contains("--required"));
+    drop(node);
+    let _ = rig.open();
+    assert!(spec(&rig).contains("--required"), "its record has it");
+}
+
+#[test]
 fn a_claim_without_record_and_cdi_file_is_required_to_have_the_limit_until_it_has_its_name() {
     let rig = Rig::new(false);
     let mut node = rig.open();
