@@ -21,7 +21,9 @@ const _: () = assert!(EVERY.as_secs() + ANSWERS_WITHIN.as_secs() <= VALID.as_sec
 
 /// Asks the driver, sets limits again that were changed, and returns what `vgpu-driver-limit check` printed. None: this
 /// node's driver has no such limits. May block.
-pub type Question = Arc<dyn Fn() -> Option<Result<Vec<u8>, String>> + Send + Sync>;
+pub type Question = Arc<dyn Fn() -> Printed + Send + Sync>;
+
+type Printed = Option<Result<Vec<u8>, String>>;
 
 /// Asks by `vgpu-driver-limit check`. `records`: its folder of records.
 #[must_use]
@@ -53,7 +55,7 @@ pub(super) struct Reader {
     question: Option<Question>,
     /// When it was asked.
     last: Option<Instant>,
-    running: Option<JoinHandle<Option<Result<Vec<u8>, String>>>>,
+    running: Option<JoinHandle<Printed>>,
     known: ReadBack,
     /// The last line in the log.
     logged: Option<String>,
@@ -95,7 +97,7 @@ impl Reader {
         self.known.clone()
     }
 
-    fn take(&mut self, asked: Instant, answer: Option<Result<Vec<u8>, String>>) {
+    fn take(&mut self, asked: Instant, answer: Printed) {
         let (known, problem) = match answer {
             None => (ReadBack::NoSuchLimit, None),
             // What was known stays until it is too old.
@@ -125,8 +127,6 @@ mod tests {
 
     const LINE: &str =
         r#"{"claim":"u1","share":"s1","gpu":"GPU-1","cgroup":"/c","hard":9,"used":1,"state":"held","pod":"none"}"#;
-
-    type Printed = Option<Result<Vec<u8>, String>>;
 
     /// A driver that answers when the test says so.
     struct Asked {
