@@ -9,6 +9,7 @@ use vgpu_e2e::wait::wait;
 use vgpu_e2e::{gpu_time, install, node, patience, workload};
 
 use crate::dialects;
+use crate::fleet::wait_for_event;
 use crate::manifests::{HOLD, pod};
 use crate::quota;
 use crate::shared::{self, LIMIT, Test};
@@ -24,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("claim_of_two_pods_is_one_share_until_the_last_ends", two_pods),
     ("example_whole_gpu_is_shared_with_nobody", whole_gpu),
     ("example_workloads_are_accepted_and_the_job_runs", workloads),
+    ("example_driver_limit_waits_for_a_gpu_that_has_it", driver_limit),
     ("every_example_is_run_here_and_has_a_readme", every_example),
 ];
 
@@ -218,6 +220,14 @@ fn gpu_time_of_pods() -> Result<()> {
         }
         kube.wait_running("capped", LIMIT)?;
         gpu_time::capped(kube, "capped", 40.0, 3).map(drop)
+    })
+}
+
+/// The test machines' GPUs say `driverLimit: none`, so that the example's selector leaves all of them out.
+fn driver_limit() -> Result<()> {
+    shared::in_namespace("example-driver-limit", |_, kube| {
+        kube.apply(&workload::manifests(&install::example("driver-limit"))?)?;
+        wait_for_event(kube, "driver-limit", "FailedScheduling", &["cannot allocate all claims"])
     })
 }
 

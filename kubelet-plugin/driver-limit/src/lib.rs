@@ -75,7 +75,6 @@ pub use error::{Error, Reason};
 /// # Errors
 /// The arguments are wrong, the limit is required and was not set, or nothing could be probed or checked.
 pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Result<String, Error> {
-    let clock = Clock::start();
     let arguments: Vec<OsString> = arguments.collect();
     let command = match (
         Command::parse(arguments.iter().cloned()),
@@ -90,18 +89,20 @@ pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Resul
     match command {
         Command::Help => Ok(arguments::HELP.to_owned()),
         Command::Version => Ok(format!("vgpu-driver-limit {}\n", env!("CARGO_PKG_VERSION"))),
-        Command::Probe(probe) => run_probe(&probe, &clock).map_err(Error::Node),
-        Command::Check(check) => run_check(&check, &clock).map_err(Error::Node),
+        Command::Probe(probe) => run_probe(&probe, &Clock::of_plugin()).map_err(Error::Node),
+        Command::Check(check) => run_check(&check, &Clock::of_plugin()).map_err(Error::Node),
         Command::Enter(enter) => run_in(&enter).map_err(Error::Node),
         Command::Serve(serve) => {
             let done = serve::run(&serve, io::BufReader::new(stdin), io::stdout());
             done.map(|()| String::new()).map_err(Error::Serve)
         }
         Command::Set(set) => {
+            let clock = Clock::of_hook();
             let done = for_container(stdin, |container| run_set(&set, container, &clock));
             reported(&set.claim, set.is_required, done)
         }
         Command::Lift(lift) => {
+            let clock = Clock::of_hook();
             let done = for_container(stdin, |container| run_lift(&lift, container, &clock));
             reported(&lift.claim, false, done)
         }

@@ -44,7 +44,7 @@ const MAX_SIZE: usize = 1 << 20;
 const MAX_WHY: usize = 300;
 /// The longest wait for a record's lock. A hook or a check may keep it for longer, while the driver is slow or hangs; it ends by
 /// its own clock.
-pub(crate) const LOCK: Duration = Duration::from_secs(3);
+pub(crate) const LOCK: Duration = Duration::from_secs(10);
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(2);
 /// Characters of a container's ID that are in its record's name. A runtime may accept 1024, and a file system 255.
 const MAX_NAME: usize = 128;

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// The longest that one question may take.
-pub(crate) const CALL: Duration = Duration::from_secs(2);
+pub(crate) const CALL: Duration = Duration::from_secs(5);
 
 /// The longest wait for a child that was killed.
 const ENDS: Duration = Duration::from_millis(200);

@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(preload.hook_name, HookName::CreateContainer);
         assert_eq!(set.hook_name, HookName::CreateRuntime);
         assert_eq!(set.path, "/var/lib/vgpu/abc/vgpu-driver-limit");
-        assert_eq!(set.timeout, 12, "more than the 8 s after which the hook ends itself");
+        assert_eq!(set.timeout, 35, "more than the 25 s after which the hook ends itself");
         assert_eq!(
             set.args.join(" "),
             "vgpu-driver-limit set --claim /run/vgpu/claims/u --records /run/vgpu/driver-limits --nvml \

@@ -15,8 +15,8 @@ use vgpu_abi::paths::DRIVER_LIMIT_FILE;
 use vgpu_api::config::MemoryEnforcement;
 use vgpu_cdi::{Hook, HookName};
 
-/// Seconds. The hook ends itself within 8.
-const TIMEOUT: u32 = 12;
+/// Seconds. The hook ends itself within 25.
+const TIMEOUT: u32 = 35;
 /// The hook's flag for claims that require the limit.
 const REQUIRED: &str = "--required";
 
