@@ -227,7 +227,12 @@ fn gpu_time_of_pods() -> Result<()> {
 fn driver_limit() -> Result<()> {
     shared::in_namespace("example-driver-limit", |_, kube| {
         kube.apply(&workload::manifests(&install::example("driver-limit"))?)?;
-        wait_for_event(kube, "driver-limit", "FailedScheduling", &["cannot allocate all claims"])
+        wait_for_event(
+            kube,
+            "driver-limit",
+            "FailedScheduling",
+            &["cannot allocate all claims"],
+        )
     })
 }
 
