@@ -29,7 +29,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Whether this is a hard limit of so many bytes alone.
+    /// Returns true if this is a hard limit of that many bytes, without a soft limit.
     pub(crate) fn is(&self, hard: u64) -> bool {
         (self.soft, self.hard) == (0, hard)
     }

@@ -50,7 +50,7 @@ pub(crate) struct Line {
     /// Bytes of that in use.
     used: u64,
     state: State,
-    /// What was found, if the limit of the container or of its pod was set again or is not there. Of a pod without a limit, why.
+    /// Empty if all is well. Else what was found before a limit was set again, why there is none, or why the pod's was lifted.
     reason: String,
     pod: PodState,
 }

@@ -401,7 +401,7 @@ mod tests {
         assert!(busy.to_string().contains("processes of its own"), "{busy}");
     }
 
-    /// Of a process that can write anything into these files, nobody is limited but a cgroup below the root.
+    /// Whatever these files contain, only a cgroup below the root is ever limited.
     #[test]
     fn no_bytes_panic_or_lead_out() {
         use proptest::prelude::*;

@@ -347,7 +347,7 @@ impl Turns {
     fn publish_changed(&mut self, read_back: &ReadBack, state: &mut State) {
         match read_back {
             ReadBack::NoSuchLimit => self.changed.clear(),
-            // Pods keep their events.
+            // The events on the pods stay until the driver answers again.
             ReadBack::Unknown => {}
             ReadBack::Known { readings, asked } => {
                 if self.counted.replace(*asked) != Some(*asked) {
@@ -521,7 +521,7 @@ impl Records {
 impl ShareSettling {
     fn findings(&self, wall: Option<&SecondWall>) -> ShareFindings {
         let mut memory = *self.memory.value();
-        // Not settled, because it was read back.
+        // This needs no second turn: the driver's answer is the proof.
         if memory.reason == Reason::Library && wall.is_some_and(|wall| wall.holds) {
             memory.reason = Reason::DriverAndLibrary;
         }

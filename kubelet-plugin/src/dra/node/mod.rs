@@ -186,7 +186,7 @@ struct Renewal {
     driver: Driver,
     /// Claims that could not be renewed.
     failed: BTreeSet<String>,
-    /// Whether the driver limited cgroups then, by the UUID of the GPU.
+    /// By the UUID of the GPU: whether the driver limited cgroups at that renewal.
     driver_limits: BTreeMap<String, bool>,
 }
 

@@ -20,9 +20,10 @@ use vgpu_node::lock_file::Locked;
 // === impl Node ===
 
 impl Node {
-    /// Writes the files of prepared claims again: of all claims if the driver's files have changed since the last
-    /// renewal, of claims on a GPU where the driver limits cgroups now and did not then, or the reverse, and of claims whose record or CDI file is missing or unreadable, or whose last renewal failed. Returns
-    /// the claims that cannot be renewed, and why.
+    /// Writes the files of prepared claims again, and returns the claims that cannot be renewed, and why. If the driver's files
+    /// have changed since the last renewal, those of all claims; else of claims
+    /// - on a GPU where the driver limits cgroups now and did not then, or the reverse,
+    /// - whose record or CDI file is missing or unreadable, or whose last renewal failed.
     ///
     /// # Errors
     /// The records cannot be read.
@@ -92,7 +93,7 @@ impl Node {
     fn driver_limits(&self) -> BTreeMap<String, bool> {
         let listed = self.inventory().into_iter().flat_map(Inventory::by_index);
         let listed = listed.map(|(_, gpu)| gpu);
-        // GPUs of claims come first: the list may have a newer answer.
+        // The GPUs of claims first, so that a newer answer of the list replaces theirs.
         let all = self.checkpoint.gpus.values().chain(listed);
         all.map(|gpu| (gpu.uuid.clone(), gpu.has_driver_limit())).collect()
     }

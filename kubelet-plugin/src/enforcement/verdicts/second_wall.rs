@@ -67,7 +67,7 @@ enum Named {
 // === impl SecondWall ===
 
 impl SecondWall {
-    /// Without its use. `own`: the readings of the share.
+    /// Judges a share by its readings, `own`. `used` is left to the caller.
     fn of(own: &[&Reading], named: Named, started_without: Option<&String>) -> Self {
         let failed = own.iter().find(|of| of.state == State::Failed);
         let holds = named == Named::All && !own.is_empty() && failed.is_none();
@@ -107,7 +107,7 @@ impl ReadBack {
     }
 }
 
-/// Judges once. `seen`: the shares of each container with a process; None: not known. `container`: the container of a
+/// Judges each share by the last answer of the driver. `seen`: the shares of each container with a process; None: not known. `container`: the container of a
 /// cgroup. `started_without`: what the hook reports of containers that started without the limit, by claim.
 #[must_use]
 pub(crate) fn second_walls<'a>(
