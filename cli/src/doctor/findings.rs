@@ -17,7 +17,7 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     found.extend(rights::of(seen));
     found.extend(version(seen));
     found.extend(gate(seen));
-    // What a chart that is not installed lacks follows from that.
+    // Without the chart there are no classes and no plugin: one finding says it, not three.
     let is_installed = !seen.daemon_sets.known().is_some_and(<[Value]>::is_empty);
     found.extend(is_installed.then(|| classes(seen)).flatten());
     found.extend(other_drivers(seen));

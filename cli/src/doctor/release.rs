@@ -91,7 +91,7 @@ fn stopped(pod: &Value) -> Option<String> {
     })
 }
 
-/// What to do about a pod that does not run.
+/// Returns the remedy for a pod that does not run.
 fn mend_stopped(pod: &Value, why: &str) -> String {
     let (namespace, name) = (text(pod, "/metadata/namespace"), text(pod, "/metadata/name"));
     let image = match why.contains("Image") {

@@ -98,7 +98,7 @@ pub enum Obstacle {
         device: String,
         pool: String,
         taint: String,
-        /// What the taint means.
+        /// The GPU's fault in words, if the taint is that of one.
         fault: Option<String>,
     },
 }

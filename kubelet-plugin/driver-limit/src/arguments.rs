@@ -128,7 +128,7 @@ const CLAIM: &str = "--claim";
 const RECORDS: &str = "--records";
 pub(crate) const NVML: &str = "--nvml";
 pub(crate) const SOFT_GPU: &str = "--soft-gpu";
-/// Of `serve`: the folder to lock.
+/// Option of `serve`: the folder that it locks.
 pub(crate) const ALONE: &str = "--alone";
 const CGROUPS: &str = "--cgroups";
 const PROC: &str = "--proc";

@@ -35,7 +35,7 @@ const MAX_REASON: usize = 600;
 /// The longest wait for one record's lock.
 const BUSY: Duration = Duration::from_millis(500);
 
-/// What became of a share in a container, as it is printed.
+/// The line that is printed for a share in a container.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Line {
     /// UID of the claim.
@@ -74,7 +74,7 @@ enum PodState {
     None,
 }
 
-/// What was found of one limit.
+/// The result of checking one limit.
 struct Looked {
     state: State,
     hard: u64,

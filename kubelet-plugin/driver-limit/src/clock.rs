@@ -14,7 +14,7 @@ pub(crate) struct Clock {
     pub(crate) loaded: Instant,
     /// The driver must have answered, and the lock must have been taken.
     pub(crate) answered: Instant,
-    /// What failed must be noted in the record.
+    /// A failure must have been noted in the record.
     pub(crate) noted: Instant,
 }
 

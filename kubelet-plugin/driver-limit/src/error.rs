@@ -19,7 +19,7 @@ pub enum Error {
     Serve(io::Error),
 }
 
-/// What is in the way.
+/// Why a command failed, without the container's name.
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
     #[error(transparent)]

@@ -73,8 +73,8 @@ pub enum MemoryPolicy {
     Oversubscribe { host_memory: u64 },
 }
 
-/// Whether a share needs the driver's own limit of its containers' memory, behind the library's. Ordered from loose to
-/// tight.
+/// Whether containers of a share may start without the driver's own memory limit, which stands behind the library's.
+/// Ordered from loose to tight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemoryEnforcement {
     /// The driver limits where it can.

@@ -229,7 +229,7 @@ impl Described<'_> {
         format!("{count}: {said} ({example}){hint}")
     }
 
-    /// What to do about a class that does not exist.
+    /// Returns the remedy for a class that does not exist: the classes that do.
     fn other_classes(&self) -> String {
         let ours = self.state.classes().filter(|class| class.is_ours());
         let names: Vec<String> = ours.map(|class| class.metadata.name.clone()).collect();
