@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use vgpu_api::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
 use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, capacity, device_type};
-use vgpu_node::gpus::DriverLimit;
+use vgpu_node::driver_limit::DriverLimit;
 use vgpu_quantity::format_bytes;
 
 /// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
