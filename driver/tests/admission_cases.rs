@@ -132,7 +132,10 @@ fn ask_errors(at: &str, name: &str, ask: &Value, configs: &[(Vec<String>, Entry)
         cores: requested.cores.unwrap_or(0),
     };
     config::merge(&class, &claim)
-        .and_then(|effective| effective.check(&grant))
+        .and_then(|effective| match class_name {
+            class::VGPU_MONITOR => effective.check_without_limit("a monitor"),
+            _ => effective.check(&grant),
+        })
         .err()
         .map(|e| e.to_string())
         .into_iter()

@@ -111,6 +111,10 @@ deviceClasses.vgpu.config.memoryPolicy.hostMemory=99999999999999999999Ti | /devi
 deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe,\
 deviceClasses.vgpu.config.memoryPolicy.hostMemory=1.2.3Gi | /deviceClasses/vgpu/config/memoryPolicy
 deviceClasses.gpu.config.sharing=Shared | /deviceClasses/gpu/config/sharing
+deviceClasses.gpu.config.memoryEnforcement=Require | /deviceClasses/gpu/config/memoryEnforcement
+deviceClasses.vgpu-monitor.config.memoryEnforcement=Require | /deviceClasses/vgpu-monitor/config/memoryEnforcement
+deviceClasses.vgpu.config.sharing=Exclusive,\
+deviceClasses.vgpu.config.memoryEnforcement=Require | /deviceClasses/vgpu/config/memoryEnforcement
 ";
 
 #[test]

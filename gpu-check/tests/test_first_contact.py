@@ -1,5 +1,6 @@
 """The parts of first_contact that need no GPU: classes, state, report, addresses, jobs. Its selftest runs everything."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -57,13 +58,46 @@ class DriverLimit(unittest.TestCase):
         return said
 
     def test_what_the_program_says_is_told_apart(self):
-        self.assertEqual(self.run_with('test "$*" = "probe --gpu GPU-1 --nvml /driver/libnvidia-ml.so.1" && echo dmem'), ["ok", "kept by dmem"])
-        self.assertEqual(self.run_with("echo misc"), ["ok", "kept by misc"])
-        self.assertEqual(self.run_with("echo other"), ["it says 'other\\n'"])
-        old = "vgpu-driver-limit: /n: has no nvmlDeviceSetMemoryLimits_v1; the driver is older than r615: update it"
-        self.assertEqual(self.run_with("echo '{}' >&2; exit 1".format(old)), [old, "skipped: " + old])
-        self.assertEqual(self.run_with("echo 'GPU-1: NVML_ERROR_GPU_IS_LOST' >&2; exit 1"), ["error"])
+        says = lambda limit: "echo '{}'".format(json.dumps({"gpu": "GPU-1", "driverLimit": limit}))
+        told = lambda said: said[3:]  # Behind what it says of driver, cgroups and runtimes.
+        asked = 'test "$*" = "probe --gpu GPU-1 --nvml /driver/libnvidia-ml.so.1" && '
+        for way in ("dmem", "misc"):
+            kept = "kept by {0}; a node like this publishes driverLimit: {0}".format(way)
+            self.assertEqual(told(self.run_with(asked + says(way))), ["ok", kept])
+        self.assertEqual(told(self.run_with("echo other")), ["it says 'other\\n'"])
+        self.assertEqual(told(self.run_with(says("other"))), ["it says {!r}".format(json.dumps({"gpu": "GPU-1", "driverLimit": "other"}) + "\n")])
+        self.assertEqual(told(self.run_with(says({"unknown": "it hangs"}))), ["it hangs"])
+        for reason, script in (
+            ("vgpu-driver-limit: /n: the driver is older than r615: update it", "echo '{}' >&2; exit 1"),
+            ("vgpu-driver-limit: /sys/fs/cgroup: hybrid", "echo '{}' >&2; exit 1"),
+            ("GPU-1: NVML_ERROR_NOT_SUPPORTED", None),
+        ):
+            none = self.run_with(script.format(reason) if script else says({"none": reason}))
+            self.assertEqual(told(none), ["a node like this publishes driverLimit: none, because " + reason, "skipped: " + reason])
+        self.assertEqual(told(self.run_with("echo 'GPU-1: NVML_ERROR_GPU_IS_LOST' >&2; exit 1")), ["error"])
+        self.assertEqual(told(self.run_with("echo 'hybrid' >&2; exit 3")), ["error"], "no answer is no reason to skip")
         self.assertIn("`pack` carries it", self.run_with("")[0])
+
+    def test_driver_and_cgroups_are_said_also_where_the_program_does_not_get_to_them(self):
+        said = self.run_with("exit 1")
+        self.assertEqual(said[0], "/driver/libnvidia-ml.so.1 cannot be read: No such file or directory")
+        self.assertIn("the hook was not run", said[2])
+        stage = stages.load("S16")
+        line = "24 1 0:21 {} {} rw - {} x rw"
+        for expected, mounts, own in (
+            ("cgroups: v1", [("/", "/sys/fs/cgroup/cpu", "cgroup")], "1:cpu:/"),
+            ("cgroups: hybrid, v2 beside v1", [("/", "/sys/fs/cgroup", "tmpfs"), ("/", "/sys/fs/cgroup/unified", "cgroup2")], "0::/"),
+            ("cgroups: v2, of which only /pod1 is mounted", [("/pod1", "/sys/fs/cgroup", "cgroup2")], "0::/"),
+            ("cgroups: v2 alone; this process is in /user.slice", [("/", "/sys/fs/cgroup", "cgroup2")], "0::/user.slice"),
+        ):
+            with tempfile.TemporaryDirectory() as proc:
+                pathlib.Path(proc, "mountinfo").write_text("".join(line.format(*mount) + "\n" for mount in mounts))
+                pathlib.Path(proc, "cgroup").write_text(own + "\n")
+                self.assertEqual(stage.cgroups(proc), expected)
+        with unittest.mock.patch.object(stage.elf, "exports", return_value={"nvmlInit_v2"}):
+            self.assertIn("older than r615", stage.driver("/n"))
+        with unittest.mock.patch.object(stage.elf, "exports", return_value={stage.FUNCTION}):
+            self.assertEqual(stage.driver("/n"), "the driver has " + stage.FUNCTION)
 
 
 class Classes(unittest.TestCase):

@@ -293,6 +293,7 @@ fn without_driver_limit() -> Result<()> {
         kube.apply(&(enforced("require", "Require") + &enforced("prefer", "Prefer")))?;
         let wanted = [
             "memoryEnforcement Require: the driver of this node does not limit",
+            why_no_driver_limit()?,
             "or use Prefer",
         ];
         wait_for_event(kube, "require", "FailedPrepareDynamicResources", &wanted)?;
@@ -305,6 +306,20 @@ fn without_driver_limit() -> Result<()> {
             "{file} has a hook for a limit that is not there: {spec}"
         );
         Ok(())
+    })
+}
+
+/// What the probe finds on nodes of this machine: the kind of its cgroups, and with version 2 alone the software GPU's answer.
+fn why_no_driver_limit() -> Result<&'static str> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
+    let mounts: Vec<&str> = mounts.lines().filter(|line| line.contains(" - cgroup2 ")).collect();
+    let is_alone = mounts
+        .iter()
+        .any(|line| line.split(' ').nth(4) == Some("/sys/fs/cgroup"));
+    Ok(match (is_alone, mounts.is_empty()) {
+        (true, _) => "NVML_ERROR_NOT_SUPPORTED",
+        (false, false) => "the node's cgroups are hybrid (v1, with v2 beside it)",
+        (false, true) => "cgroup v1 is mounted there",
     })
 }
 

@@ -70,6 +70,16 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Returns true if NVML did not answer.
+    pub(crate) fn is_no_answer(&self) -> bool {
+        match self {
+            Self::Gpu { code, .. } | Self::Set { code, .. } | Self::Get { code, .. } => code.is_no_answer(),
+            Self::Mig(_) | Self::Differs { .. } => false,
+        }
+    }
+}
+
 fn remedy(code: Code) -> &'static str {
     match code {
         Code::NOT_SUPPORTED => {

@@ -8,7 +8,7 @@ vgpu-driver-limit: has NVIDIA's driver limit the GPU memory of a container's cgr
 usage: vgpu-driver-limit set --claim FOLDER --records FOLDER [--required] NODE < STATE
        vgpu-driver-limit lift --claim FOLDER --records FOLDER --gpu UUID [--gpu UUID]... NODE < STATE
        vgpu-driver-limit check --records FOLDER NODE
-       vgpu-driver-limit probe --gpu UUID NODE
+       vgpu-driver-limit probe --gpu UUID [--gpu UUID]... NODE
        vgpu-driver-limit enter PID FILE [ARGUMENT]...
        vgpu-driver-limit --help | --version
   set                  limits the container's cgroup, on each GPU of the claim, to the claim's memory and a tolerance,
@@ -24,17 +24,21 @@ usage: vgpu-driver-limit set --claim FOLDER --records FOLDER [--required] NODE <
                        where they differ. Removes the limit of a pod in which a container without a claim uses the GPU.
                        Prints a JSON object for each share: claim, share, gpu, cgroup, hard, used (bytes),
                        state (held, set-again, failed), reason, pod (held, lifted, failed, none)
-  probe                makes a cgroup, limits it and removes it; prints who keeps limits: dmem (the kernel) or misc (the
-                       driver). Fails with one line if the driver limits no cgroups here
-  --gpu UUID           a GPU of the claim; for probe, the GPU to ask
+  probe                makes a cgroup, limits it on each GPU and removes it. Prints a JSON object for each GPU: gpu,
+                       driverLimit: who keeps limits, \"dmem\" (the kernel) or \"misc\" (the driver), or {\"none\": REASON}, or
+                       {\"unknown\": REASON} if the driver does not answer. Fails with one line if it cannot ask for any
+  --gpu UUID           a GPU of the claim; for probe, a GPU to ask
   enter                runs a program in the namespaces of mounts and of cgroups of a process: PID 1 for those of the
                        node. So the plugin runs probe and check where hooks run, with the node's loader
-NODE: --nvml FILE [--soft-gpu FOLDER] [--cgroups FOLDER] [--proc FOLDER]
+NODE: --nvml FILE [--soft-gpu FOLDER] [--cgroups FOLDER] [--proc FOLDER] [--hurry N]
   --nvml FILE          the driver's libnvidia-ml.so.1
   --soft-gpu FOLDER    the state of a software GPU, for its NVML
   --cgroups FOLDER     where the hierarchy of cgroups is mounted (default: /sys/fs/cgroup)
   --proc FOLDER        another /proc, for tests
+  --hurry N            divides every wait by N, for tests
 All paths are absolute and on the node. A driver that hangs is given up on after some seconds.
+Exit status: 0; 1 with a line that says why not; 3 with such a line if the driver did not answer, or no process could be
+made to ask it, so that nothing is known.
 ";
 
 #[derive(Debug, PartialEq, Eq)]
@@ -79,12 +83,14 @@ pub(crate) struct Serve {
     pub(crate) soft_gpu: Option<PathBuf>,
     /// The folder that it has locked as long as it lives.
     pub(crate) alone: Option<PathBuf>,
+    /// By what its waits are divided.
+    pub(crate) hurry: u32,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Probe {
-    /// UUID of a GPU.
-    pub(crate) gpu: String,
+    /// UUIDs of the GPUs to ask.
+    pub(crate) gpus: Vec<String>,
     pub(crate) node: Node,
 }
 
@@ -102,6 +108,8 @@ pub(crate) struct Node {
     pub(crate) soft_gpu: Option<PathBuf>,
     pub(crate) cgroups: PathBuf,
     pub(crate) proc: PathBuf,
+    /// By what waits are divided, at least 1.
+    pub(crate) hurry: u32,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,8 +140,9 @@ pub(crate) const SOFT_GPU: &str = "--soft-gpu";
 pub(crate) const ALONE: &str = "--alone";
 const CGROUPS: &str = "--cgroups";
 const PROC: &str = "--proc";
+pub(crate) const HURRY: &str = "--hurry";
 const REQUIRED: &str = "--required";
-/// May be given several times to `lift`.
+/// May be given several times.
 const GPU: &str = "--gpu";
 /// The command by which the program starts itself.
 pub(crate) const SERVE: &str = "serve";
@@ -141,11 +150,11 @@ pub(crate) const SERVE: &str = "serve";
 const FILE: &str = "FILE";
 const PID: &str = "PID";
 
-const OF_SET: [&str; 6] = [CLAIM, RECORDS, NVML, SOFT_GPU, CGROUPS, PROC];
-const OF_LIFT: [&str; 7] = [CLAIM, RECORDS, GPU, NVML, SOFT_GPU, CGROUPS, PROC];
-const OF_CHECK: [&str; 5] = [RECORDS, NVML, SOFT_GPU, CGROUPS, PROC];
-const OF_PROBE: [&str; 5] = [GPU, NVML, SOFT_GPU, CGROUPS, PROC];
-const OF_SERVE: [&str; 3] = [NVML, SOFT_GPU, ALONE];
+const OF_SET: [&str; 7] = [CLAIM, RECORDS, NVML, SOFT_GPU, CGROUPS, PROC, HURRY];
+const OF_LIFT: [&str; 8] = [CLAIM, RECORDS, GPU, NVML, SOFT_GPU, CGROUPS, PROC, HURRY];
+const OF_CHECK: [&str; 6] = [RECORDS, NVML, SOFT_GPU, CGROUPS, PROC, HURRY];
+const OF_PROBE: [&str; 6] = [GPU, NVML, SOFT_GPU, CGROUPS, PROC, HURRY];
+const OF_SERVE: [&str; 4] = [NVML, SOFT_GPU, ALONE, HURRY];
 
 impl Command {
     pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, Error> {
@@ -182,13 +191,14 @@ impl Command {
                 node: options.node()?,
             }),
             Some("probe") => Self::Probe(Probe {
-                gpu: options.gpu()?,
+                gpus: options.gpus()?,
                 node: options.node()?,
             }),
             _ => Self::Serve(Serve {
                 nvml: options.needed_path(NVML)?,
                 soft_gpu: options.path(SOFT_GPU)?,
                 alone: options.path(ALONE)?,
+                hurry: options.hurry()?,
             }),
         })
     }
@@ -274,15 +284,6 @@ impl Options {
         Some(self.values.remove(at).1)
     }
 
-    /// Returns the only GPU.
-    fn gpu(&mut self) -> Result<String, Error> {
-        let mut gpus = self.gpus()?;
-        match gpus.len() {
-            1 => Ok(gpus.remove(0)),
-            _ => Err(Error::Repeated(GPU)),
-        }
-    }
-
     /// Returns the GPUs, at least one.
     fn gpus(&mut self) -> Result<Vec<String>, Error> {
         let mut gpus = Vec::new();
@@ -315,7 +316,16 @@ impl Options {
             soft_gpu: self.path(SOFT_GPU)?,
             cgroups: self.path(CGROUPS)?.unwrap_or_else(|| "/sys/fs/cgroup".into()),
             proc: self.path(PROC)?.unwrap_or_else(|| "/proc".into()),
+            hurry: self.hurry()?,
         })
+    }
+
+    fn hurry(&mut self) -> Result<u32, Error> {
+        let Some(given) = self.take(HURRY) else { return Ok(1) };
+        let number = given.to_str().and_then(|text| text.parse().ok());
+        number
+            .filter(|number| *number > 0)
+            .ok_or(Error::Value(given, "a whole number of at least 1"))
     }
 }
 
@@ -339,6 +349,7 @@ mod tests {
             soft_gpu: None,
             cgroups: "/sys/fs/cgroup".into(),
             proc: "/proc".into(),
+            hurry: 1,
         };
         let set = Set {
             claim: "/c".into(),
@@ -352,6 +363,7 @@ mod tests {
             soft_gpu: Some("/s".into()),
             cgroups: "/g".into(),
             proc: "/p".into(),
+            hurry: 5,
         };
         let set = Set {
             claim: "/c".into(),
@@ -359,13 +371,16 @@ mod tests {
             is_required: true,
             node: all,
         };
-        let line = "set --required --proc /p --cgroups /g --soft-gpu /s --nvml /n --records /r --claim /c";
+        let line = "set --required --proc /p --hurry 5 --cgroups /g --soft-gpu /s --nvml /n --records /r --claim /c";
         assert_eq!(parse(line), Ok(Command::Set(set)));
         let probe = Probe {
-            gpu: "GPU-1".into(),
+            gpus: vec!["GPU-1".into(), "GPU-2".into()],
             node: node(),
         };
-        assert_eq!(parse("probe --gpu GPU-1 --nvml /n"), Ok(Command::Probe(probe)));
+        assert_eq!(
+            parse("probe --gpu GPU-1 --nvml /n --gpu GPU-2"),
+            Ok(Command::Probe(probe))
+        );
         let lift = Lift {
             claim: "/c".into(),
             records: "/r".into(),
@@ -383,9 +398,10 @@ mod tests {
             nvml: "/n".into(),
             soft_gpu: Some("/s".into()),
             alone: Some("/g".into()),
+            hurry: 5,
         };
         assert_eq!(
-            parse("serve --nvml /n --soft-gpu /s --alone /g"),
+            parse("serve --nvml /n --soft-gpu /s --hurry 5 --alone /g"),
             Ok(Command::Serve(serve))
         );
         let enter = Enter {
@@ -417,8 +433,6 @@ mod tests {
         assert_eq!(parse("set --claim /c --nvml /n"), Err(Error::Missing(RECORDS)));
         assert_eq!(parse("set --claim /c --records /r"), Err(Error::Missing(NVML)));
         assert_eq!(parse("probe --nvml /n"), Err(Error::Missing(GPU)));
-        let twice = parse("probe --nvml /n --gpu GPU-1 --gpu GPU-2");
-        assert_eq!(twice, Err(Error::Repeated(GPU)));
         let lift = "lift --claim /c --records /r --nvml /n";
         assert_eq!(parse(lift), Err(Error::Missing(GPU)));
         let long = "G".repeat(129);
@@ -429,6 +443,10 @@ mod tests {
             Err(Error::UnknownOption("--required".into()))
         );
         assert_eq!(parse("check --nvml /n"), Err(Error::Missing(RECORDS)));
+        for hurry in ["0", "-1", "fast"] {
+            let wrong = Err(Error::Value(hurry.into(), "a whole number of at least 1"));
+            assert_eq!(parse(&format!("check --records /r --nvml /n --hurry {hurry}")), wrong);
+        }
         assert_eq!(parse("enter"), Err(Error::Missing(PID)));
         assert_eq!(parse("enter self /p"), Err(Error::Value("self".into(), "a PID")));
         assert_eq!(parse("enter 1"), Err(Error::Missing(FILE)));

@@ -12,13 +12,12 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Write as _,
     path::Path,
     time::{Duration, Instant},
 };
 
-use serde::Serialize;
 use vgpu_hook::text::one_line;
+use vgpu_node::driver_limit::{PodLimit, Reading, State};
 
 use crate::{
     apply::{self, Driver, Found},
@@ -34,45 +33,6 @@ const MAX_REASON: usize = 600;
 
 /// The longest wait for one record's lock.
 const BUSY: Duration = Duration::from_millis(500);
-
-/// The line that is printed for a share in a container.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Line {
-    /// UID of the claim.
-    claim: String,
-    share: String,
-    /// UUID of the GPU.
-    gpu: String,
-    /// Path of the container's cgroup below the hierarchy's root.
-    cgroup: String,
-    /// Bytes to which the container is limited on the GPU, for all its shares of it.
-    hard: u64,
-    /// Bytes of that in use.
-    used: u64,
-    state: State,
-    /// Empty if all is well. Else what was found before a limit was set again, why there is none, or why the pod's was lifted.
-    reason: String,
-    pod: PodState,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum State {
-    Held,
-    SetAgain,
-    Failed,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum PodState {
-    Held,
-    /// It has no limit on this GPU on purpose.
-    Lifted,
-    Failed,
-    /// The container is in no pod.
-    None,
-}
 
 /// The result of checking one limit.
 struct Looked {
@@ -98,8 +58,8 @@ impl<'a, D: Driver> Check<'a, D> {
     }
 
     /// Checks every record of the folder. `until`: until when to wait for locks.
-    pub(crate) fn run(&mut self, folder: &Path, until: Instant) -> String {
-        let mut text = String::new();
+    pub(crate) fn run(&mut self, folder: &Path, until: Instant) -> Vec<Reading> {
+        let mut readings = Vec::new();
         for path in records::all(folder) {
             // One that somebody keeps must not use up the time of all.
             let lock = Records::lock(path.clone(), until.min(Instant::now() + BUSY));
@@ -113,20 +73,15 @@ impl<'a, D: Driver> Check<'a, D> {
                     continue;
                 }
             };
-            let lines = match &lock {
+            readings.extend(match &lock {
                 Ok(_) => self.record(record),
                 Err(error) => unchecked(&record, error),
-            };
-            for line in lines {
-                let line = serde_json::to_string(&line).unwrap_or_default();
-                // Writing to a String cannot fail.
-                let _ = writeln!(text, "{line}");
-            }
+            });
         }
-        text
+        readings
     }
 
-    fn record(&mut self, mut record: Record) -> Vec<Line> {
+    fn record(&mut self, mut record: Record) -> Vec<Reading> {
         // With those that have ended, whose processes the driver may still list.
         let known = record.leaves();
         let mut is_changed = record.forget_ended(|cgroup| self.hierarchy.exists(cgroup));
@@ -200,7 +155,7 @@ impl<'a, D: Driver> Check<'a, D> {
 }
 
 /// The lines of a record that somebody else keeps.
-fn unchecked(record: &Record, error: &records::Error) -> Vec<Line> {
+fn unchecked(record: &Record, error: &records::Error) -> Vec<Reading> {
     let failed = |limit: &Limit| Looked {
         state: State::Failed,
         hard: limit.bytes.unwrap_or(apply::NO_LIMIT),
@@ -244,13 +199,13 @@ fn said(before: Result<Found, Code>) -> String {
     }
 }
 
-fn line(record: &Record, leaf: &str, share: &Share, own: &Looked, pod: Option<&Looked>) -> Line {
+fn line(record: &Record, leaf: &str, share: &Share, own: &Looked, pod: Option<&Looked>) -> Reading {
     let lifted = record.lifted(&share.gpu);
     let pod_state = match pod {
-        None => PodState::None,
-        Some(pod) if pod.state == State::Failed => PodState::Failed,
-        Some(_) if lifted.is_some() => PodState::Lifted,
-        Some(_) => PodState::Held,
+        None => PodLimit::None,
+        Some(pod) if pod.state == State::Failed => PodLimit::Failed,
+        Some(_) if lifted.is_some() => PodLimit::Lifted,
+        Some(_) => PodLimit::Held,
     };
     // A pod that was set again makes its containers' lines say so, unless this program lifted it. One that failed has its own
     // word.
@@ -260,12 +215,12 @@ fn line(record: &Record, leaf: &str, share: &Share, own: &Looked, pod: Option<&L
         state => state,
     };
     let of_pod = pod.map(|pod| match (pod_state, lifted) {
-        (PodState::Lifted, Some(why)) => why,
+        (PodLimit::Lifted, Some(why)) => why,
         _ => &pod.reason,
     });
     let reasons = [Some(own.reason.as_str()), of_pod].into_iter().flatten();
     let reasons: Vec<&str> = reasons.filter(|reason| !reason.is_empty()).collect();
-    Line {
+    Reading {
         claim: share.claim.clone(),
         share: share.name.clone(),
         gpu: share.gpu.clone(),

@@ -16,6 +16,11 @@ impl Code {
     pub(crate) const HANGS: Self = Self(-1);
     /// Not NVML's: its process has ended.
     pub(crate) const ENDED: Self = Self(-2);
+
+    /// Returns true if this is no answer of NVML.
+    pub(crate) fn is_no_answer(self) -> bool {
+        matches!(self, Self::HANGS | Self::ENDED)
+    }
 }
 
 impl fmt::Display for Code {

@@ -2,7 +2,9 @@
 
 use std::io;
 
-use crate::{apply, arguments, claim, hierarchy, namespaces, probe, records, remote, state};
+use vgpu_node::driver_limit::{NO_ANSWER, REFUSED};
+
+use crate::{apply, arguments, claim, hierarchy, namespaces, records, remote, state};
 
 /// Why the driver's limit was not set.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +39,26 @@ pub enum Reason {
     Apply(#[from] apply::Error),
     #[error(transparent)]
     Namespaces(#[from] namespaces::Error),
-    #[error(transparent)]
-    Probe(#[from] probe::Error),
+}
+
+impl Error {
+    /// The program's exit status.
+    #[must_use]
+    pub fn status(&self) -> u8 {
+        match self {
+            Self::Container { source: reason, .. } | Self::Node(reason) if reason.is_no_answer() => NO_ANSWER,
+            _ => REFUSED,
+        }
+    }
+}
+
+impl Reason {
+    fn is_no_answer(&self) -> bool {
+        match self {
+            Self::Driver(error) => error.is_no_answer(),
+            Self::Apply(error) => error.is_no_answer(),
+            Self::Namespaces(error) => error.is_no_answer(),
+            _ => false,
+        }
+    }
 }

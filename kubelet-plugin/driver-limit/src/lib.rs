@@ -18,7 +18,7 @@
 //! | `set` | the runtime, for a claim with a limit | limits the container's cgroup and its pod's |
 //! | `lift` | the runtime, for a claim without one | removes the pod's limit, and notes that in its record |
 //! | `check` | the plugin | compares the driver's limits with all records, and sets them again where they differ |
-//! | `probe` | the plugin | asks whether the driver limits cgroups here at all |
+//! | `probe` | the plugin | asks whether the driver limits cgroups here at all, on each GPU |
 //! | `enter` | the plugin | runs `check` or `probe` where hooks run |
 //!
 //! It is not part of vgpu-cdi-hook, because NVML needs a loader, and that hook is static: it runs inside root file
@@ -28,7 +28,8 @@
 //! - Without `--required`: the container starts, a file in the claim's directory says why, and neither it nor its pod has a limit
 //!   any more, which would lack the claim's shares. With it: exit status 1 and one line that names the
 //!   container, the object and the remedy.
-//! - The driver hangs: it is asked in a child process, and given up on (`clock`). Nobody waits longer for the lock either.
+//! - The driver hangs: it is asked in a child process, and given up on (`clock`). Nobody waits longer for the lock either. The
+//!   exit status tells that from a refusal (`vgpu_node::driver_limit`).
 //! - Killed at any time: the runtime ends the container. The pod's record may name a share that did not start, so the
 //!   pod's limit may be too large by that share. The library and the ledger bound the claim all the same.
 //! - Two at once, in one pod: they take turns, by a lock beside its record.
@@ -65,6 +66,7 @@ use std::{
 use arguments::{Check, Command, Enter, Lift, Probe, Set};
 use clock::Clock;
 use hierarchy::Hierarchy;
+use serde::Serialize;
 use start::Start;
 use state::Container;
 
@@ -89,20 +91,20 @@ pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Resul
     match command {
         Command::Help => Ok(arguments::HELP.to_owned()),
         Command::Version => Ok(format!("vgpu-driver-limit {}\n", env!("CARGO_PKG_VERSION"))),
-        Command::Probe(probe) => run_probe(&probe, &Clock::of_plugin()).map_err(Error::Node),
-        Command::Check(check) => run_check(&check, &Clock::of_plugin()).map_err(Error::Node),
+        Command::Probe(probe) => run_probe(&probe, &Clock::of_probe(&probe.node)).map_err(Error::Node),
+        Command::Check(check) => run_check(&check, &Clock::of_check(&check.node)).map_err(Error::Node),
         Command::Enter(enter) => run_in(&enter).map_err(Error::Node),
         Command::Serve(serve) => {
             let done = serve::run(&serve, io::BufReader::new(stdin), io::stdout());
             done.map(|()| String::new()).map_err(Error::Serve)
         }
         Command::Set(set) => {
-            let clock = Clock::of_hook();
+            let clock = Clock::of_hook(&set.node);
             let done = for_container(stdin, |container| run_set(&set, container, &clock));
             reported(&set.claim, set.is_required, done)
         }
         Command::Lift(lift) => {
-            let clock = Clock::of_hook();
+            let clock = Clock::of_hook(&lift.node);
             let done = for_container(stdin, |container| run_lift(&lift, container, &clock));
             reported(&lift.claim, false, done)
         }
@@ -160,14 +162,20 @@ fn run_check(check: &Check, clock: &Clock) -> Result<String, Reason> {
         return Ok(String::new());
     }
     let driver = clock.load_alone(&check.node)?;
-    Ok(check::Check::new(&hierarchy, &driver).run(&check.records, clock.answered))
+    let readings = check::Check::new(&hierarchy, &driver).run(&check.records, clock.answered);
+    Ok(readings.iter().map(line).collect())
 }
 
 fn run_probe(probe: &Probe, clock: &Clock) -> Result<String, Reason> {
     let hierarchy = Hierarchy::read(&probe.node.proc, &probe.node.cgroups)?;
-    let driver = clock.load_alone(&probe.node)?;
-    let way = probe::probe(&hierarchy, &driver, &probe.gpu)?;
-    Ok(format!("{}\n", way.name()))
+    let answers = probe::probe(&hierarchy, &probe.gpus, || clock.load_alone(&probe.node))?;
+    Ok(answers.iter().map(line).collect())
+}
+
+/// An answer to the plugin.
+fn line(answer: &impl Serialize) -> String {
+    let text = serde_json::to_string(answer).unwrap_or_default();
+    format!("{text}\n")
 }
 
 /// Returns only if the program cannot be run.

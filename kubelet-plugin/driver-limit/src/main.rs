@@ -12,7 +12,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // One line, because the runtime copies it into the pod's event.
             eprintln!("vgpu-driver-limit: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(error.status())
         }
     }
 }

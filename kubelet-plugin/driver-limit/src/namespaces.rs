@@ -28,6 +28,16 @@ pub enum Error {
     Run { path: PathBuf, pid: u32, source: io::Error },
 }
 
+impl Error {
+    /// Returns true if the program was not started there, so that it may well run there.
+    pub(crate) fn is_no_answer(&self) -> bool {
+        match self {
+            Self::Enter { .. } | Self::Own(_) => true,
+            Self::Run { .. } => false,
+        }
+    }
+}
+
 /// Replaces this program by another one, in the namespaces of cgroups and of mounts of a process. This program must have
 /// one thread.
 pub(crate) fn run(pid: u32, program: &Path, arguments: &[OsString]) -> Result<Infallible, Error> {

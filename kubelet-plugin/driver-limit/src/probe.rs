@@ -1,9 +1,15 @@
-//! Whether the driver limits cgroups on this node, and who keeps the limits: by one that is made, limited and removed again.
+//! Whether the driver limits cgroups on each GPU of this node, and who keeps the limits: by one that is made, limited and removed
+//! again.
 //!
-//! How it fails: killed in between, it leaves an empty cgroup, which the next probe removes. With the driver's own
-//! accounting, its limit stays in the driver too, for a cgroup without processes.
+//! How it fails:
+//! - Killed in between, it leaves an empty cgroup, which the next probe removes. With the driver's own accounting, its limit
+//!   stays in the driver too, for a cgroup without processes.
+//! - The driver hangs for one GPU: that GPU has no answer, and the others are asked through another child. If the first one cannot
+//!   be killed, it keeps the lock, so the others have no answer either. Nor have those whose turn comes after the end of the time.
 
 use std::{fs, io, path::PathBuf};
+
+use vgpu_node::driver_limit::{DriverLimit, Probed};
 
 use crate::{
     apply::{self, Driver, NO_LIMIT},
@@ -17,26 +23,14 @@ const NAME: &str = "vgpu-probe-";
 /// Bytes. Any GPU has more.
 const LIMIT: u64 = 256 << 20;
 
-/// Who keeps the limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// The kernel's controller.
-    Dmem,
-    /// The driver itself.
-    Misc,
-}
-
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+enum Error {
     #[error("{path}: cannot {action} a cgroup: {source}; the program must run as root of the node", path = .path.display())]
     Io {
         action: &'static str,
         path: PathBuf,
         source: io::Error,
     },
-    /// Another error, without the PID in the cgroup's name: the same failure has the same words each time.
-    #[error("{0}")]
-    Failed(String),
     #[error(transparent)]
     Hierarchy(#[from] crate::hierarchy::Error),
     #[error(transparent)]
@@ -45,24 +39,65 @@ pub enum Error {
     Clear { gpu: String, cgroup: PathBuf, code: Code },
 }
 
-impl Way {
-    pub(crate) fn name(self) -> &'static str {
+impl Error {
+    /// Returns true if NVML did not answer.
+    fn is_no_answer(&self) -> bool {
         match self {
-            Self::Dmem => "dmem",
-            Self::Misc => "misc",
+            Self::Apply(error) => error.is_no_answer(),
+            Self::Clear { code, .. } => code.is_no_answer(),
+            Self::Io { .. } | Self::Hierarchy(_) => false,
         }
     }
 }
 
-/// Sets and takes back a limit on a GPU, in a new cgroup.
-pub(crate) fn probe(hierarchy: &Hierarchy, driver: &impl Driver, gpu: &str) -> Result<Way, Error> {
+/// Sets and takes back a limit on each of these GPUs, in a new cgroup. `load` loads NVML, again after it has hung.
+///
+/// # Errors
+/// It cannot be loaded at all.
+pub(crate) fn probe<D: Driver, E: std::fmt::Display>(
+    hierarchy: &Hierarchy,
+    gpus: &[String],
+    load: impl Fn() -> Result<D, E>,
+) -> Result<Vec<Probed>, E> {
     remove_former(hierarchy);
-    let name = format!("{NAME}{}", std::process::id());
-    in_cgroup(hierarchy, driver, gpu, &name)
-        .map_err(|error| Error::Failed(error.to_string().replace(&name, NAME.trim_end_matches('-'))))
+    let mut driver = Ok(load()?);
+    let mut answers = Vec::new();
+    for gpu in gpus {
+        // Only now: there may be no further GPU. The former child must have ended, because it has the lock.
+        if matches!(
+            answers.last(),
+            Some(Probed {
+                driver_limit: DriverLimit::Unknown(_),
+                ..
+            })
+        ) && let Ok(former) = driver
+        {
+            drop(former);
+            driver = load();
+        }
+        answers.push(Probed {
+            gpu: gpu.clone(),
+            driver_limit: match &driver {
+                Ok(driver) => one(hierarchy, driver, gpu),
+                Err(error) => DriverLimit::Unknown(error.to_string()),
+            },
+        });
+    }
+    Ok(answers)
 }
 
-fn in_cgroup(hierarchy: &Hierarchy, driver: &impl Driver, gpu: &str, name: &str) -> Result<Way, Error> {
+fn one(hierarchy: &Hierarchy, driver: &impl Driver, gpu: &str) -> DriverLimit {
+    let name = format!("{NAME}{}", std::process::id());
+    // Without the PID, the same failure has the same words each time.
+    let said = |error: &Error| error.to_string().replace(&name, NAME.trim_end_matches('-'));
+    match in_cgroup(hierarchy, driver, gpu, &name) {
+        Ok(found) => found,
+        Err(error) if error.is_no_answer() => DriverLimit::Unknown(said(&error)),
+        Err(error) => DriverLimit::None(said(&error)),
+    }
+}
+
+fn in_cgroup(hierarchy: &Hierarchy, driver: &impl Driver, gpu: &str, name: &str) -> Result<DriverLimit, Error> {
     let leaf = Leaf {
         path: format!("/{name}"),
         pod: None,
@@ -78,7 +113,7 @@ fn in_cgroup(hierarchy: &Hierarchy, driver: &impl Driver, gpu: &str, name: &str)
     found
 }
 
-fn try_limit(hierarchy: &Hierarchy, driver: &impl Driver, leaf: &Leaf, gpu: &str) -> Result<Way, Error> {
+fn try_limit(hierarchy: &Hierarchy, driver: &impl Driver, leaf: &Leaf, gpu: &str) -> Result<DriverLimit, Error> {
     hierarchy.enable_controllers(&leaf.path)?;
     let folder = hierarchy.folder(&leaf.path);
     let limit = Limit {
@@ -98,7 +133,11 @@ fn try_limit(hierarchy: &Hierarchy, driver: &impl Driver, leaf: &Leaf, gpu: &str
         cgroup: folder,
         code,
     })?;
-    Ok(if in_kernel { Way::Dmem } else { Way::Misc })
+    Ok(if in_kernel {
+        DriverLimit::Dmem
+    } else {
+        DriverLimit::Misc
+    })
 }
 
 /// Removes the cgroups of probes that were killed.
@@ -109,5 +148,143 @@ fn remove_former(hierarchy: &Hierarchy) {
         if pid.is_some_and(|pid| !hierarchy.has_process(pid)) {
             let _ = fs::remove_dir(entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::apply::Found;
+    use std::{cell::RefCell, path::Path};
+
+    /// One process that asks the driver. Once a question has no answer, none has.
+    struct Child<'a> {
+        broken: RefCell<Option<Code>>,
+        limits: RefCell<Option<u64>>,
+        questions: &'a RefCell<Vec<String>>,
+    }
+
+    impl Child<'_> {
+        fn ask(&self, gpu: &str) -> Result<(), Code> {
+            self.questions.borrow_mut().push(gpu.to_owned());
+            let mut broken = self.broken.borrow_mut();
+            match gpu {
+                "hangs" => *broken = Some(Code::HANGS),
+                "crashes" => *broken = Some(Code::ENDED),
+                "lost" if broken.is_none() => return Err(Code(15)),
+                _ => {}
+            }
+            broken.map_or(Ok(()), Err)
+        }
+    }
+
+    impl Driver for Child<'_> {
+        fn is_mig(&self, gpu: &str) -> Result<bool, Code> {
+            self.ask(gpu).map(|()| false)
+        }
+
+        fn total(&self, gpu: &str) -> Result<u64, Code> {
+            self.ask(gpu).map(|()| 80 << 30)
+        }
+
+        fn set(&self, gpu: &str, _: &Path, hard: u64) -> Result<(), Code> {
+            self.ask(gpu)?;
+            *self.limits.borrow_mut() = Some(hard);
+            Ok(())
+        }
+
+        fn get(&self, gpu: &str, _: &Path) -> Result<Found, Code> {
+            self.ask(gpu)?;
+            let hard = self.limits.borrow().unwrap_or(NO_LIMIT);
+            Ok(Found { soft: 0, hard, used: 0 })
+        }
+
+        fn processes(&self, _: &str) -> Result<Vec<u32>, Code> {
+            Ok(Vec::new())
+        }
+    }
+
+    /// The answer for each GPU, and how many processes asked. `children`: how many can be started.
+    fn asked(gpus: &[&str], children: usize) -> (Result<Vec<String>, String>, usize) {
+        let dir = tempfile::tempdir().expect("a folder");
+        let root = dir.path().join("cgroup");
+        let put = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("folders");
+            fs::write(path, text).expect("a file");
+        };
+        put(
+            "proc/self/mountinfo",
+            &format!("24 1 0:21 / {} rw - cgroup2 cgroup2 rw\n", root.display()),
+        );
+        put("proc/self/cgroup", "0::/system.slice/containerd.service\n");
+        put("cgroup/cgroup.controllers", "misc\n");
+        put("cgroup/cgroup.subtree_control", "misc\n");
+        let hierarchy = Hierarchy::read(&dir.path().join("proc"), &root).expect("a hierarchy");
+        let (questions, started) = (RefCell::new(Vec::new()), RefCell::new(0));
+        let load = || {
+            *started.borrow_mut() += 1;
+            match *started.borrow() > children {
+                true => Err("an earlier one has the lock"),
+                false => Ok(Child {
+                    broken: RefCell::new(None),
+                    limits: RefCell::new(None),
+                    questions: &questions,
+                }),
+            }
+        };
+        let gpus: Vec<String> = gpus.iter().map(|&gpu| gpu.to_owned()).collect();
+        let answers = probe(&hierarchy, &gpus, load).map_err(str::to_owned);
+        let answers = answers.map(|answers| {
+            assert!(answers.iter().map(|answer| &answer.gpu).eq(&gpus));
+            let words = answers.into_iter().map(|answer| match answer.driver_limit {
+                DriverLimit::Unknown(why) => format!("unknown: {why}"),
+                DriverLimit::None(why) => format!("none: {why}"),
+                kept => kept.name().to_owned(),
+            });
+            words.collect()
+        });
+        let left = fs::read_dir(&root)
+            .expect("listed")
+            .filter(|entry| entry.as_ref().is_ok_and(|entry| entry.path().is_dir()));
+        assert_eq!(left.count(), 0, "no cgroup is left");
+        (answers, started.into_inner())
+    }
+
+    #[test]
+    fn a_gpu_that_hangs_takes_no_answer_from_the_others() {
+        let (answers, children) = asked(&["a", "hangs", "b", "crashes", "lost", "c"], 9);
+        let answers = answers.expect("answers");
+        for (at, begins) in [
+            (0, "misc"),
+            (2, "misc"),
+            (4, "none: GPU lost: NVML_ERROR_GPU_IS_LOST"),
+            (5, "misc"),
+        ] {
+            assert!(answers[at].starts_with(begins), "{answers:?}");
+        }
+        assert!(
+            answers[1].starts_with("unknown: ") && answers[1].contains("NVML does not answer"),
+            "{answers:?}"
+        );
+        assert!(
+            answers[3].starts_with("unknown: ") && answers[3].contains("has ended"),
+            "{answers:?}"
+        );
+        assert_eq!(children, 3, "one more after each that did not answer");
+        assert_eq!(asked(&["a", "hangs"], 9).1, 1, "there is nobody left to ask");
+    }
+
+    #[test]
+    fn a_child_that_cannot_be_killed_leaves_the_others_without_an_answer_and_not_with_a_refusal() {
+        let (answers, children) = asked(&["a", "hangs", "b", "c"], 1);
+        let answers = answers.expect("answers");
+        let unknown = "unknown: an earlier one has the lock".to_owned();
+        assert_eq!(
+            (&answers[0], &answers[2], &answers[3]),
+            (&"misc".to_owned(), &unknown, &unknown)
+        );
+        assert_eq!(children, 2);
+        assert_eq!(asked(&["a"], 0).0, Err("an earlier one has the lock".into()));
     }
 }

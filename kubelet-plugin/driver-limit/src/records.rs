@@ -42,9 +42,6 @@ const HEADER: &str = "vgpu-driver-limits 1";
 const MAX_SIZE: usize = 1 << 20;
 /// Characters of a reason.
 const MAX_WHY: usize = 300;
-/// The longest wait for a record's lock. A hook or a check may keep it for longer, while the driver is slow or hangs; it ends by
-/// its own clock.
-pub(crate) const LOCK: Duration = Duration::from_secs(10);
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(2);
 /// Characters of a container's ID that are in its record's name. A runtime may accept 1024, and a file system 255.
 const MAX_NAME: usize = 128;
@@ -118,10 +115,9 @@ pub enum Damage {
 }
 
 impl Records {
-    /// Waits until nobody else uses this record, for [`LOCK`] at most and not after `until`. Creates its folder if it is missing.
+    /// Waits until nobody else uses this record, and not after `until`. Creates its folder if it is missing.
     pub(crate) fn lock(record: PathBuf, until: Instant) -> Result<Self, Error> {
         let lock = open_lock(&record)?;
-        let until = until.min(Instant::now() + LOCK);
         loop {
             if let Some(locked) = try_lock(&lock)? {
                 return Ok(Self {
@@ -569,7 +565,7 @@ mod tests {
     }
 
     fn locked(folder: &Path, leaf: &Leaf) -> Records {
-        Records::lock(path(folder, leaf, "c1"), Instant::now() + LOCK).expect("a folder")
+        Records::lock(path(folder, leaf, "c1"), Instant::now() + Duration::from_secs(10)).expect("a folder")
     }
 
     fn started(folder: &Path, leaf: &Leaf, shares: &[Share]) -> Vec<Limit> {

@@ -25,13 +25,13 @@ use std::{
 
 use crate::{
     apply::{Driver, Found},
-    arguments::{ALONE, NVML, Node, SERVE, SOFT_GPU},
+    arguments::{ALONE, HURRY, NVML, Node, SERVE, SOFT_GPU},
     code::Code,
-    serve::{FAILED, Question, READY},
+    serve::{FAILED, Question, READY, UNANSWERED},
 };
 
 /// The longest that one question may take.
-pub(crate) const CALL: Duration = Duration::from_secs(5);
+const CALL: Duration = Duration::from_secs(5);
 
 /// The longest wait for a child that was killed.
 const ENDS: Duration = Duration::from_millis(200);
@@ -44,11 +44,23 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 pub enum Error {
     #[error("{OWN_PROGRAM}: cannot be started for NVML: {0}; check the node's memory and its limit of processes")]
     Start(io::Error),
-    /// The child's own words.
+    /// The child's own words: NVML cannot be used.
     #[error("{0}")]
     Load(String),
+    #[error("{UNANSWERED}")]
+    Unanswered,
     #[error("{path}: {code} while it was loaded; check the driver with nvidia-smi on the node", path = .path.display())]
     Loading { path: PathBuf, code: Code },
+}
+
+impl Error {
+    /// Returns true if the driver was not heard: a later attempt may have another result.
+    pub(crate) fn is_no_answer(&self) -> bool {
+        match self {
+            Self::Start(_) | Self::Unanswered | Self::Loading { .. } => true,
+            Self::Load(_) => false,
+        }
+    }
 }
 
 /// The driver, in a child process that ends with this value.
@@ -59,6 +71,8 @@ pub(crate) struct Remote {
     answers: Receiver<String>,
     /// No question is answered after this moment.
     until: Instant,
+    /// The longest that one question may take.
+    call: Duration,
     /// Why no question is answered any more.
     broken: Cell<Option<Code>>,
 }
@@ -72,6 +86,7 @@ impl Remote {
         if let Some(state) = &node.soft_gpu {
             command.arg(SOFT_GPU).arg(state);
         }
+        command.arg(HURRY).arg(node.hurry.to_string());
         if is_alone {
             command.arg(ALONE).arg(&node.cgroups);
         }
@@ -97,12 +112,14 @@ impl Remote {
             to,
             answers,
             until,
+            call: CALL / node.hurry,
             broken: Cell::new(None),
         };
         // Ends the child.
         reader.map_err(Error::Start)?;
         match remote.answer(loading) {
             Ok(line) if line == READY => Ok(remote),
+            Ok(line) if line == UNANSWERED => Err(Error::Unanswered),
             Ok(line) => Err(Error::Load(line)),
             Err(code) => Err(Error::Loading {
                 path: node.nvml.clone(),
@@ -117,7 +134,7 @@ impl Remote {
         }
         // Fails if the child has ended, which the missing answer says too.
         let _ = (&self.to).write_all(format!("{question}\n").as_bytes());
-        let line = self.answer(self.until.min(Instant::now() + CALL))?;
+        let line = self.answer(self.until.min(Instant::now() + self.call))?;
         let mut words = line.split(' ').filter(|word| !word.is_empty()).peekable();
         let has_failed = words.next_if_eq(&FAILED).is_some();
         let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();

@@ -26,8 +26,9 @@ pub(crate) const FAILED: &str = "failed";
 /// The longest wait for another process to end that has the lock.
 const WAIT: Duration = Duration::from_secs(3);
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(10);
-const UNANSWERED: &str = "the driver has not answered an earlier question, and the process that asked still lives; check the \
-                          GPUs with nvidia-smi, and the kernel log of the node";
+/// The first line, if another process has the lock for longer than that.
+pub(crate) const UNANSWERED: &str = "the driver has not answered an earlier question, and the process that asked still lives; check the \
+                                     GPUs with nvidia-smi, and the kernel log of the node";
 
 /// One call of [`Driver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +77,12 @@ impl<'a> Question<'a> {
 /// Answers until standard input ends.
 pub(crate) fn run(serve: &Serve, questions: impl BufRead, mut answers: impl Write) -> io::Result<()> {
     // As long as this process lives, also while it cannot be killed.
-    let _lock = match serve.alone.as_deref().map(lock).transpose() {
+    let _lock = match serve
+        .alone
+        .as_deref()
+        .map(|folder| lock(folder, WAIT / serve.hurry))
+        .transpose()
+    {
         Ok(lock) => lock,
         Err(why) => return writeln!(answers, "{why}"),
     };
@@ -93,9 +99,9 @@ pub(crate) fn run(serve: &Serve, questions: impl BufRead, mut answers: impl Writ
     Ok(())
 }
 
-fn lock(folder: &Path) -> Result<Locked, String> {
+fn lock(folder: &Path, patience: Duration) -> Result<Locked, String> {
     let lock = LockFile::open(folder).map_err(|error| error.to_string())?;
-    let until = Instant::now() + WAIT;
+    let until = Instant::now() + patience;
     loop {
         match lock.try_lock() {
             Ok(Some(locked)) => return Ok(locked),

@@ -60,7 +60,7 @@ impl Start<'_> {
     fn limit(&self, driver: &impl Driver, shares: &[Share], is_required: bool) -> Result<(), Reason> {
         let exists = |cgroup: &str| self.hierarchy.exists(cgroup);
         records::remove_ended(self.records, exists);
-        let records = Records::lock(self.record(), self.clock.answered)?;
+        let records = Records::lock(self.record(), self.clock.to_set())?;
         let mut record = records.add(&self.leaf, shares, is_required, exists)?;
         if let Some(why) = record.why_unlimited(&self.leaf.path) {
             return Err(Reason::GivenUp(why.to_owned()));
@@ -81,7 +81,7 @@ impl Start<'_> {
     fn give_up(&self, driver: Option<&impl Driver>, shares: &[Share], reason: &Reason) {
         let exists = |cgroup: &str| self.hierarchy.exists(cgroup);
         let why = format!("container {} started without a limit: {reason}", self.id);
-        let records = Records::lock(self.record(), self.clock.noted);
+        let records = Records::lock(self.record(), self.clock.to_note());
         let record = match &records {
             Ok(records) => records.give_up(&self.leaf, shares, &why, exists).ok(),
             // Not noted: a check may set the limits again.
@@ -117,7 +117,7 @@ impl Start<'_> {
         let why = format!("container {} has a claim without a limit", self.id);
         let record = {
             records::remove_ended(self.records, |cgroup| self.hierarchy.exists(cgroup));
-            let records = Records::lock(self.record(), self.clock.answered)?;
+            let records = Records::lock(self.record(), self.clock.to_set())?;
             records.lift(&self.leaf, gpus, &why)?
         };
         // Without shares so far, nobody has set a limit.

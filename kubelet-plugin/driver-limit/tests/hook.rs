@@ -5,6 +5,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use soft_gpu::{env::Config, state::State};
 use tempfile::TempDir;
 use vgpu_abi::limits::{Limits, TOLERANCE};
+use vgpu_node::driver_limit::{DriverLimit, NO_ANSWER, Probed, REFUSED};
 
 const HOOK: &str = env!("CARGO_BIN_EXE_vgpu-driver-limit");
 const POD: &str = "0123abcd-1111-2222-3333-444455556666";
@@ -31,6 +33,8 @@ struct Node {
     gpus: Vec<String>,
     /// The name of the first GPU's memory in files of dmem.
     region: String,
+    /// By what the program's waits are divided.
+    hurry: u32,
 }
 
 /// Returns the folder of the software GPU's libraries in dist/, which must be of these sources.
@@ -55,12 +59,13 @@ fn is_root(test: &str) -> bool {
 }
 
 impl Node {
-    /// A node whose driver keeps limits in this way.
+    /// A node whose driver keeps limits in this way. `way` may have further lines of the profile.
     fn new(way: &str) -> Self {
         let mut node = Self {
             dir: tempfile::tempdir().expect("a folder"),
             gpus: Vec::new(),
             region: String::new(),
+            hurry: 1,
         };
         node.put(
             "proc/self/mountinfo",
@@ -71,7 +76,10 @@ impl Node {
         node.cgroup("");
         node.put(
             "state/profile",
-            &format!("memory = 80GiB\nreserved = 0\ncontext_cost = 0\nmemory_limits = {way}\n"),
+            &match way.contains("context_cost") {
+                true => format!("memory = 80GiB\nreserved = 0\nmemory_limits = {way}\n"),
+                false => format!("memory = 80GiB\nreserved = 0\ncontext_cost = 0\nmemory_limits = {way}\n"),
+            },
         );
         let state = State::open(&Config {
             dir: node.at("state"),
@@ -84,6 +92,15 @@ impl Node {
         let pci = state.pci(0);
         node.region = format!("nvidia/{:08x}:{:02x}:{:02x}.0/vidmem ", pci.domain, pci.bus, pci.device);
         node
+    }
+
+    /// The same, for a test that has the program wait until it gives up: it does so four times as soon. Too soon for other tests,
+    /// because the machine may be slow.
+    fn impatient() -> Self {
+        Self {
+            hurry: 4,
+            ..Self::new("dmem")
+        }
     }
 
     fn at(&self, path: &str) -> PathBuf {
@@ -165,11 +182,31 @@ impl Node {
         lines.collect()
     }
 
-    fn probe(&self, gpu: &str) -> Output {
+    fn probe(&self, gpus: &[&str]) -> Output {
         let mut command = Command::new(HOOK);
-        command.args(["probe", "--gpu", gpu]);
+        command.arg("probe").args(gpus.iter().flat_map(|gpu| ["--gpu", gpu]));
         self.add_node(&mut command);
         command.output().expect("the program starts")
+    }
+
+    /// What a probe says of each of these GPUs.
+    fn probed(&self, gpus: &[&str]) -> Vec<DriverLimit> {
+        let output = self.probe(gpus);
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+        let text = String::from_utf8(output.stdout).expect("text");
+        let answers = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        let (named, answers): (Vec<String>, _) =
+            answers.map(|Probed { gpu, driver_limit }| (gpu, driver_limit)).unzip();
+        assert_eq!(named, gpus);
+        answers
+    }
+
+    /// Why the driver limits no cgroups on the first GPU.
+    fn refuses(&self) -> String {
+        match self.probed(&[&self.gpus[0]]).remove(0) {
+            DriverLimit::None(why) => why,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn add_node(&self, command: &mut Command) {
@@ -177,6 +214,7 @@ impl Node {
             command.arg(option).arg(self.at(path));
         }
         command.arg("--nvml").arg(libraries().join("libnvidia-ml.so.1"));
+        command.args(["--hurry", &self.hurry.to_string()]);
     }
 
     /// Makes a container with this cgroup, as a runtime does, and runs the hook for it.
@@ -256,6 +294,13 @@ struct Client {
 
 impl Client {
     fn start(node: &Node, cgroup: &str) -> Self {
+        let mut client = Self::spawn(node, cgroup);
+        assert_eq!(client.say("init:0"), DONE);
+        client
+    }
+
+    /// Does not use the GPU yet.
+    fn spawn(node: &Node, cgroup: &str) -> Self {
         let mut child = Command::new(vgpu_built_from::program("gpu-client"))
             .arg("serve")
             .env("LD_LIBRARY_PATH", libraries())
@@ -268,13 +313,11 @@ impl Client {
             .spawn()
             .expect("the client starts");
         let (to, from) = (child.stdin.take().expect("stdin"), child.stdout.take().expect("stdout"));
-        let mut client = Self {
+        Self {
             child,
             to,
             from: BufReader::new(from),
-        };
-        assert_eq!(client.say("init:0"), "0");
-        client
+        }
     }
 
     /// The result of a step.
@@ -500,7 +543,187 @@ fn a_driver_that_refuses_ends_the_container_with_its_answer() {
     let output = node.start("claim-a", "c1", &container_cgroup("c1"), &["--required"]);
     let line = said(&output);
     let expected = "libnvidia-ml.so.1: nvmlInit: NVML_ERROR_DRIVER_NOT_LOADED; check the driver";
-    assert!(!output.status.success() && line.contains(expected), "{line}");
+    assert_eq!(output.status.code(), Some(REFUSED.into()));
+    assert!(line.contains(expected), "{line}");
+}
+
+/// An administrator switches MIG on after the probe: the driver limits no cgroup of such a GPU.
+#[test]
+fn a_gpu_in_mig_mode_is_refused_and_not_tried() {
+    for way in ["dmem", "misc"] {
+        let node = Node::new(way);
+        node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+        node.control(Some("mig 0"));
+        let line = node.refusal("claim-a", &container_cgroup("c1"));
+        let expected = format!(
+            "container c1: GPU {}: it is in MIG mode, where the driver limits no cgroup; use a GPU without MIG",
+            node.gpus[0]
+        );
+        assert!(line.contains(&expected), "{line}");
+        assert!(node.refuses().contains("it is in MIG mode"));
+        let output = node.start("claim-a", "c2", &container_cgroup("c2"), &[]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+        let report = fs::read_to_string(node.at("claims/claim-a/no-driver-limit")).expect("a report");
+        assert!(report.contains("it is in MIG mode"), "{report}");
+        assert_eq!(node.limit_if_any(&container_cgroup("c2")), None);
+    }
+}
+
+/// A process of the container may use the GPU before its hook runs: that of an earlier hook, or one that joined the cgroup.
+#[test]
+fn a_limit_below_what_is_in_use_holds_with_dmem_and_is_refused_by_the_drivers_accounting() {
+    if !is_root("a_limit_below_what_is_in_use_holds_with_dmem_and_is_refused_by_the_drivers_accounting") {
+        return;
+    }
+    let cgroup = container_cgroup("c1");
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    node.cgroup(&cgroup);
+    let mut program = Client::start(&node, &cgroup);
+    assert_eq!(program.allocate(12 * GIB), DONE);
+    node.starts("claim-a", "c1", &cgroup);
+    assert_eq!(
+        program.allocate(1),
+        OUT_OF_MEMORY,
+        "it keeps what it has, and gets no more"
+    );
+    // The driver's own accounting counts from the first limit on.
+    let node = Node::new("misc");
+    node.claim("claim-a", &[("s", 0, 20 * GIB)]);
+    node.claim("claim-b", &[("s", 0, 10 * GIB)]);
+    node.starts("claim-a", "c1", &cgroup);
+    let mut program = Client::start(&node, &cgroup);
+    assert_eq!(program.allocate(18 * GIB), DONE);
+    fs::remove_dir_all(node.at("records")).expect("the shares so far are forgotten");
+    let line = node.refusal("claim-b", &cgroup);
+    let expected = "NVML_ERROR_INVALID_ARGUMENT; more than that is in use already";
+    assert!(
+        line.contains(expected) && line.contains(&(10 * GIB + TOLERANCE).to_string()),
+        "{line}"
+    );
+    assert_eq!(program.allocate(4 * GIB), OUT_OF_MEMORY, "the earlier limit holds");
+}
+
+/// The smallest share, on a GPU whose contexts take more than it.
+#[test]
+fn a_share_below_what_a_context_takes_starts_and_its_program_gets_out_of_memory() {
+    if !is_root("a_share_below_what_a_context_takes_starts_and_its_program_gets_out_of_memory") {
+        return;
+    }
+    for way in ["dmem", "misc"] {
+        let node = Node::new(&format!("{way}\ncontext_cost = 300MiB"));
+        node.claim("claim-a", &[("s", 0, 64 << 20)]);
+        let cgroup = container_cgroup("c1");
+        node.starts("claim-a", "c1", &cgroup);
+        assert_eq!(Client::spawn(&node, &cgroup).say("init:0"), OUT_OF_MEMORY, "{way}");
+        assert_eq!(Client::spawn(&node, "").say("init:0"), DONE, "{way}: elsewhere");
+    }
+}
+
+/// NVIDIA's toolkit has a hook at the same stage, `apply-cuda-memory-limits`. It takes the limit from the container's
+/// environment, which the pod's author writes, and with a limit alone it makes the soft limit the same. The runtime runs it before
+/// ours or after it.
+#[test]
+fn a_limit_of_nvidias_toolkit_is_replaced_by_the_hook_or_by_the_next_check() {
+    if !is_root("a_limit_of_nvidias_toolkit_is_replaced_by_the_hook_or_by_the_next_check") {
+        return;
+    }
+    let cgroup = container_cgroup("c1");
+    for is_first in [true, false] {
+        let node = Node::new("dmem");
+        node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+        let toolkit = || {
+            for name in ["dmem.max", "dmem.min"] {
+                node.put(
+                    &format!("cgroups/{cgroup}/{name}"),
+                    &format!("{}{}\n", node.region, 40 * GIB),
+                );
+            }
+        };
+        node.cgroup(&cgroup);
+        if is_first {
+            toolkit();
+        }
+        node.starts("claim-a", "c1", &cgroup);
+        if !is_first {
+            toolkit();
+            assert_eq!(
+                Client::start(&node, &cgroup).allocate(20 * GIB),
+                OUT_OF_MEMORY,
+                "the pod's limit is ours"
+            );
+            let [[_, state, _, reason]] = &node.checked()[..] else {
+                panic!("a line")
+            };
+            assert_eq!(state, "set-again");
+            let (hard, soft) = (
+                format!("its hard limit was {}", 40 * GIB),
+                format!("soft limit {}", 40 * GIB),
+            );
+            assert!(reason.contains(&hard) && reason.contains(&soft), "{reason}");
+        }
+        assert_eq!(node.limit(&cgroup), 10 * GIB + TOLERANCE, "is_first: {is_first}");
+        let soft = fs::read_to_string(node.at(&format!("cgroups/{cgroup}/dmem.min"))).unwrap_or_default();
+        assert!(!soft.contains(&(40 * GIB).to_string()), "is_first: {is_first}: {soft}");
+        assert_eq!(node.checked()[0][1], "held");
+        assert_eq!(
+            Client::start(&node, &cgroup).allocate(11 * GIB),
+            OUT_OF_MEMORY,
+            "is_first: {is_first}"
+        );
+    }
+}
+
+/// A node without a process to spare: the user that the program runs as may have one process, which is the program, or two, of which
+/// the second is the child that is to be asked by a thread.
+#[test]
+fn a_node_on_which_no_process_or_thread_can_be_made_has_no_answer() {
+    if !is_root("a_node_on_which_no_process_or_thread_can_be_made_has_no_answer") {
+        return;
+    }
+    const NOBODY: u32 = 2_147_000_061; // A user without processes.
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    let cgroup = container_cgroup("c1");
+    node.cgroup(&cgroup);
+    node.put("proc/77/cgroup", &format!("0::/{cgroup}\n"));
+    let open = fs::Permissions::from_mode(0o755);
+    let program = node.at("program");
+    // By another process: a file that this one has open for writing, or a child that it forks meanwhile, cannot be run.
+    let copied = Command::new("cp").arg(HOOK).arg(&program).status().expect("cp starts");
+    assert!(copied.success());
+    for path in [node.dir.path(), &program] {
+        fs::set_permissions(path, open.clone()).expect("set");
+    }
+    let before = || fs::read_to_string(node.at("cgroups/cgroup.subtree_control")).expect("a file");
+    let enabled = before();
+    for processes in ["1", "2"] {
+        let limited = |arguments: &[&str]| {
+            let mut command = Command::new("prlimit");
+            command
+                .arg(format!("--nproc={processes}"))
+                .arg(&program)
+                .args(arguments);
+            command.uid(NOBODY).gid(NOBODY);
+            node.add_node(&mut command);
+            command
+        };
+        let records = node.at("records").display().to_string();
+        let claim = node.at("claims/claim-a").display().to_string();
+        let probe = limited(&["probe", "--gpu", "GPU-1"]).output().expect("prlimit starts");
+        let mut set = limited(&["set", "--required", "--records", &records, "--claim", &claim]);
+        for output in [probe, with_stdin(&mut set, r#"{"id": "c1", "pid": 77}"#)] {
+            let line = said(&output);
+            assert_eq!(output.status.code(), Some(NO_ANSWER.into()), "{processes}: {line}");
+            let expected = "/proc/self/exe: cannot be started for NVML: Resource temporarily unavailable";
+            assert!(
+                line.contains(expected) && line.contains("limit of processes"),
+                "{processes}: {line}"
+            );
+        }
+    }
+    assert!(!node.at("records").exists());
+    assert_eq!(before(), enabled, "nothing was changed");
 }
 
 #[test]
@@ -540,11 +763,12 @@ fn a_driver_that_hangs_is_given_up_on() {
     if !is_root("a_driver_that_hangs_is_given_up_on") {
         return;
     }
-    let node = Node::new("dmem");
+    let mut node = Node::new("dmem");
     node.claim("claim-a", &[("s", 0, 10 * GIB)]);
     node.claim("claim-b", &[("s", 0, 5 * GIB)]);
     let [one, two, three] = ["c1", "c2", "c3"].map(container_cgroup);
     node.starts("claim-a", "c1", &one);
+    node.hurry = 4;
     node.control(Some("hang"));
     let line = node.refusal("claim-b", &two);
     assert!(line.contains("NVML does not answer; check it"), "{line}");
@@ -557,7 +781,14 @@ fn a_driver_that_hangs_is_given_up_on() {
     );
     let [line] = &node.checked()[..1] else { panic!("a line") };
     assert_eq!(line[..3], ["claim-a", "failed", "failed"], "{line:?}");
-    assert!(said(&node.probe(&node.gpus[0])).contains("NVML does not answer"));
+    // Each GPU is asked for itself, and none has refused.
+    for answer in node.probed(&[&node.gpus[0], &node.gpus[1]]) {
+        assert!(
+            matches!(&answer, DriverLimit::Unknown(why) if why.contains("NVML does not answer")),
+            "{answer:?}"
+        );
+    }
+    node.hurry = 1;
     node.control(None);
     // The second container is in the pod without a limit of its own, so the pod has none from now on.
     node.starts("claim-a", "c3", &three);
@@ -571,7 +802,7 @@ fn a_check_does_not_ask_a_driver_that_has_not_answered() {
     if !is_root("a_check_does_not_ask_a_driver_that_has_not_answered") {
         return;
     }
-    let node = Node::new("dmem");
+    let mut node = Node::new("dmem");
     node.claim("claim-a", &[("s", 0, GIB)]);
     node.starts("claim-a", "c1", &container_cgroup("c1"));
     let mut child = Command::new(HOOK);
@@ -589,13 +820,13 @@ fn a_check_does_not_ask_a_driver_that_has_not_answered() {
     let mut from = BufReader::new(child.stdout.take().expect("its stdout"));
     from.read_line(&mut line).expect("it answers");
     assert_eq!(line, "ready\n");
-    for output in [node.check(), node.probe(&node.gpus[0])] {
+    node.hurry = 4;
+    for output in [node.check(), node.probe(&[&node.gpus[0]])] {
         let expected = "the driver has not answered an earlier question";
-        assert!(
-            !output.status.success() && said(&output).contains(expected),
-            "{output:?}"
-        );
+        assert_eq!(output.status.code(), Some(NO_ANSWER.into()), "{output:?}");
+        assert!(said(&output).contains(expected), "{output:?}");
     }
+    node.hurry = 1;
     // A container that starts has its own limit to set.
     node.starts("claim-a", "c2", &container_cgroup("c2"));
     drop(child.stdin.take());
@@ -637,7 +868,7 @@ fn a_driver_that_ends_its_process_is_named() {
 
 #[test]
 fn a_lock_that_somebody_keeps_is_named() {
-    let node = Node::new("dmem");
+    let node = Node::impatient();
     node.claim("claim-a", &[("s", 0, GIB)]);
     fs::create_dir(node.at("records")).expect("a folder");
     let lock = fs::File::create(node.at(LOCK)).expect("made");
@@ -707,7 +938,7 @@ fn a_claim_whose_hook_fails_takes_the_limit_of_its_containers_other_claims_away(
     }
     let one = container_cgroup("c1");
     for is_locked in [false, true] {
-        let node = Node::new("dmem");
+        let mut node = Node::new("dmem");
         node.claim("claim-a", &[("s", 0, 10 * GIB)]);
         node.claim("claim-b", &[("s", 0, 5 * GIB)]);
         node.claim("claim-c", &[("s", 0, 5 * GIB)]);
@@ -716,6 +947,7 @@ fn a_claim_whose_hook_fails_takes_the_limit_of_its_containers_other_claims_away(
         let lock = fs::File::open(node.at(LOCK)).expect("opened");
         if is_locked {
             rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+            node.hurry = 4;
         } else {
             node.put("claims/claim-b/s/limits", "damaged");
         }
@@ -751,13 +983,14 @@ fn a_claim_that_requires_its_limit_keeps_it_when_another_ones_hook_fails() {
     }
     let one = container_cgroup("c1");
     for is_locked in [false, true] {
-        let node = Node::new("dmem");
+        let mut node = Node::new("dmem");
         node.claim("claim-a", &[("s", 0, 10 * GIB)]);
         node.claim("claim-b", &[("s", 0, 5 * GIB)]);
         node.starts("claim-a", "c1", &one);
         let lock = fs::File::open(node.at(LOCK)).expect("opened");
         if is_locked {
             rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+            node.hurry = 4;
         } else {
             node.put("claims/claim-b/s/limits", "damaged");
         }
@@ -955,6 +1188,10 @@ fn a_container_without_a_claim_that_uses_the_gpu_lifts_its_pods_limit() {
         [held],
         "a program of the container, and one of a pod with a name that begins like it"
     );
+    // NVML lists its PID of another namespace: /proc has no such process.
+    let mut unseen = Client::start(&node, &strange);
+    assert_eq!(unseen.allocate(GIB), DONE);
+    assert_eq!(node.checked()[0][2], "held", "not noticed");
     let mut stranger = Client::start(&node, &strange);
     is_in(&mut stranger, &strange);
     let lines = node.checked();
@@ -1113,10 +1350,10 @@ fn a_probe_says_who_keeps_limits_and_leaves_nothing() {
         return;
     }
     for (way, controllers, expected) in [
-        ("dmem", "cpu memory dmem misc\n", "dmem\n"),
-        ("misc", "cpu memory misc\n", "misc\n"),
+        ("dmem", "cpu memory dmem misc\n", DriverLimit::Dmem),
+        ("misc", "cpu memory misc\n", DriverLimit::Misc),
         // A driver that was told not to use the controller.
-        ("misc", "cpu memory dmem misc\n", "misc\n"),
+        ("misc", "cpu memory dmem misc\n", DriverLimit::Misc),
     ] {
         let node = Node::new(way);
         node.put("cgroups/cgroup.controllers", controllers);
@@ -1124,9 +1361,8 @@ fn a_probe_says_who_keeps_limits_and_leaves_nothing() {
         fs::create_dir(node.at("cgroups/vgpu-probe-4194305")).expect("a folder");
         node.put("proc/4711/comm", "vgpu-driver-limit");
         fs::create_dir(node.at("cgroups/vgpu-probe-4711")).expect("a folder");
-        let output = node.probe(&node.gpus[1]);
-        let found = (String::from_utf8_lossy(&output.stdout).into_owned(), said(&output));
-        assert_eq!(found, (expected.to_owned(), String::new()), "{way}");
+        let found = node.probed(&[&node.gpus[1], &node.gpus[0]]);
+        assert_eq!(found, [expected.clone(), expected], "{way}");
         let entries = fs::read_dir(node.at("cgroups")).expect("listed");
         let folders = entries
             .map(|entry| entry.expect("an entry"))
@@ -1137,39 +1373,46 @@ fn a_probe_says_who_keeps_limits_and_leaves_nothing() {
 }
 
 #[test]
-fn a_probe_that_fails_says_why_and_leaves_nothing() {
-    let node = Node::new("none");
-    let output = node.probe(&node.gpus[0]);
-    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
-    let line = said(&output);
+fn a_probe_that_fails_says_why_of_each_gpu_and_leaves_nothing() {
+    let why = Node::new("none").refuses();
     assert!(
-        line.contains("NVML_ERROR_NOT_SUPPORTED; the driver limits no cgroups here"),
-        "{line}"
+        why.contains("NVML_ERROR_NOT_SUPPORTED; the driver limits no cgroups here"),
+        "{why}"
     );
-    let node_with = |control: &str| {
-        let node = Node::new("dmem");
-        node.put("state/control", control);
-        node
-    };
-    let node = node_with("mig 0");
-    assert!(said(&node.probe(&node.gpus[0])).contains("it is in MIG mode"));
-    if is_root("a_probe_that_fails_says_why_and_leaves_nothing") {
+    if is_root("a_probe_that_fails_says_why_of_each_gpu_and_leaves_nothing") {
         let node = Node::new("dmem\nfail.nvmlDeviceSetMemoryLimits_v1 = 17");
-        let lines = [(); 2].map(|()| said(&node.probe(&node.gpus[0])));
+        let reasons = [(); 2].map(|()| node.refuses());
         assert!(
-            lines[0].contains("vgpu-probe: NVML_ERROR_OPERATING_SYSTEM"),
-            "{lines:?}"
+            reasons[0].contains("vgpu-probe: NVML_ERROR_OPERATING_SYSTEM"),
+            "{reasons:?}"
         );
-        assert_eq!(lines[0], lines[1], "the plugin logs a reason when it changes");
+        assert_eq!(reasons[0], reasons[1], "the plugin logs a reason when it changes");
+        // One GPU's trouble is not that of the others.
+        let node = Node::new("dmem");
+        node.put("state/control", "lost 0\n");
+        let [lost, unknown, well] = &node.probed(&[&node.gpus[0], "GPU-none", &node.gpus[1]])[..] else {
+            panic!("three answers")
+        };
+        assert!(
+            matches!(lost, DriverLimit::None(why) if why.contains("NVML_ERROR_GPU_IS_LOST")),
+            "{lost:?}"
+        );
+        let expected = "GPU GPU-none: NVML_ERROR_NOT_FOUND";
+        assert!(
+            matches!(unknown, DriverLimit::None(why) if why.contains(expected)),
+            "{unknown:?}"
+        );
+        assert_eq!(well, &DriverLimit::Dmem);
+        let mut left = fs::read_dir(node.at("cgroups")).expect("listed");
+        assert!(left.all(|entry| entry.expect("an entry").path().is_file()));
     }
-    let node = node_with("lost 0");
-    assert!(said(&node.probe(&node.gpus[0])).contains("NVML_ERROR_GPU_IS_LOST"));
-    let line = said(&node.probe("GPU-none"));
-    assert!(line.contains("GPU GPU-none: NVML_ERROR_NOT_FOUND"), "{line}");
+    let node = Node::new("dmem");
+    node.put("proc/self/cgroup", "4:memory:/a\n0::/a\n");
+    let output = node.probe(&[&node.gpus[0]]);
+    assert_eq!(output.status.code(), Some(REFUSED.into()), "{output:?}");
     assert!(
-        fs::read_dir(node.at("cgroups"))
-            .expect("listed")
-            .all(|entry| entry.expect("an entry").path().is_file())
+        said(&output).contains("hybrid") && output.stdout.is_empty(),
+        "{output:?}"
     );
 }
 
@@ -1191,8 +1434,12 @@ fn a_program_runs_in_the_namespaces_of_another_process() {
         line.contains("is in this program's own namespace of mounts") && line.contains("hostPID"),
         "{line}"
     );
+    // There, a program has a loader that does not exist, and a folder is mounted noexec.
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = "cd \"$0\" && echo '#!/nowhere/loader' > loaderless && chmod +x loaderless && mkdir mounted &&
+        mount -t tmpfs -o noexec none mounted && cp /bin/echo mounted && echo; read end";
     let mut other = Command::new("unshare");
-    let other = other.args(["--mount", "sh", "-c", "echo; read end"]);
+    let other = other.args(["--mount", "sh", "-c", script]).arg(folder.path());
     let other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut other = other.spawn().expect("unshare starts");
     let mut line = String::new();
@@ -1208,7 +1455,16 @@ fn a_program_runs_in_the_namespaces_of_another_process() {
     }
     let pid = other.id().to_string();
     let output = enter(&pid, "/bin/echo");
-    let none = said(&enter(&pid, "/nowhere/program"));
+    let below = |name: &str| folder.path().join(name).display().to_string();
+    let refused = [
+        "/nowhere/program".to_owned(),
+        below("mounted/echo"),
+        below("loaderless"),
+    ]
+    .map(|program| {
+        let output = enter(&pid, &program);
+        (program, output.status.code(), said(&output))
+    });
     drop(other.stdin.take());
     other.wait().expect("it ends");
     assert_eq!(
@@ -1217,10 +1473,14 @@ fn a_program_runs_in_the_namespaces_of_another_process() {
         "{}",
         said(&output)
     );
-    assert!(
-        none.contains("/nowhere/program: cannot be run in the namespaces of process"),
-        "{none}"
-    );
+    // As the runtime would find it: the answer is no, and no CDI spec has the hook.
+    for ((program, status, line), why) in refused
+        .iter()
+        .zip(["No such file", "Permission denied", "No such file"])
+    {
+        let expected = format!("{program}: cannot be run in the namespaces of process {pid}: {why}");
+        assert!(*status == Some(REFUSED.into()) && line.contains(&expected), "{line}");
+    }
 }
 
 /// The build machines have hybrid cgroups: there the whole program refuses. On a machine with version 2 alone, it

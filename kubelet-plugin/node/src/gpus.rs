@@ -4,6 +4,7 @@ mod sysfs;
 
 pub use sysfs::{PciGpu, nvidia_gpus};
 
+use crate::driver_limit::DriverLimit;
 use crate::files;
 use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper::enums::device::DeviceArchitecture;
@@ -40,22 +41,11 @@ pub struct Gpu {
     pub pci_bus_id: Option<String>,
     pub pcie_root: Option<String>,
     pub numa_node: Option<u32>,
-    /// Whether the driver limits the memory of cgroups on this GPU. None: that was not found out; NVML's list does not say
-    /// it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Whether the driver limits the memory of cgroups on this GPU. None: nobody has asked; NVML's list does not say it. A
+    /// claim's record has only what was found out, because a release that does not know [`DriverLimit::Unknown`] could not
+    /// read the record.
+    #[serde(default, skip_serializing_if = "is_not_found_out")]
     pub driver_limit: Option<DriverLimit>,
-}
-
-/// Whether the driver limits the GPU memory of cgroups, and who keeps these limits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum DriverLimit {
-    /// The kernel's controller dmem.
-    Dmem,
-    /// The driver itself.
-    Misc,
-    /// Nobody, for this reason.
-    None(String),
 }
 
 /// The result of a scan.
@@ -102,24 +92,8 @@ impl Gpu {
     }
 }
 
-// === impl DriverLimit ===
-
-impl DriverLimit {
-    /// The value of the device's attribute.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Dmem => "dmem",
-            Self::Misc => "misc",
-            Self::None(_) => "none",
-        }
-    }
-
-    /// Returns true if somebody keeps limits.
-    #[must_use]
-    pub fn is_kept(&self) -> bool {
-        !matches!(self, Self::None(_))
-    }
+fn is_not_found_out(answer: &Option<DriverLimit>) -> bool {
+    matches!(answer, None | Some(DriverLimit::Unknown(_)))
 }
 
 // === impl List ===

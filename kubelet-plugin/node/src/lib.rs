@@ -5,12 +5,13 @@
 //!  vgpu-kubelet-plugin ─┬─► lock_file
 //!                       ├─► arbitration ─► files, tmpfs ─► selinux
 //!  vgpu run ────────────┴─► mounts, locks, gpus
-//!  vgpu-driver-limit ─────► cgroup, files
+//!  vgpu-driver-limit ─────► cgroup, files, lock_file, driver_limit ◄── vgpu-kubelet-plugin
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod arbitration;
 pub mod cgroup;
+pub mod driver_limit;
 pub mod files;
 pub mod gpus;
 pub mod lock_file;

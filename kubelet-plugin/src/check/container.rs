@@ -58,6 +58,7 @@ pub(super) fn check(root: &Root, gpus: &impl Gpus, wanted: &Wanted, tmpfs: bool)
             slot: None,
         }],
         pods: Vec::new(),
+        may_require_limit: false,
     };
     let made = dirs.ensure(UID, &entry, &|_| None);
     made.map_err(|error| error.to_string())?;

@@ -29,6 +29,10 @@ pub struct Entry {
     /// The pods for which the claim was reserved when it was last prepared. Messages name them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<Pod>,
+    /// Nothing on the node says whether the claim requires the driver's limit, so its shares do, until the API server or the
+    /// driver of its GPUs answers (`dra::node::recover`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_require_limit: bool,
 }
 
 /// A pod of a claim, in the claim's namespace.
@@ -78,6 +82,7 @@ impl Entry {
             prepared.share = share.clone();
         }
         (self.namespace, self.name) = (id.namespace.clone(), id.name.clone());
+        self.may_require_limit = false;
     }
 
     /// The claim with this UID.

@@ -183,6 +183,19 @@ fn a_monitor_needs_admin_access_and_a_gpu_refuses_it() {
         (share.role, share.name.as_str()),
         (Role::Monitor, "gpu-3f8a1c20-monitor")
     );
+    // It has no limit that could be enforced. The class says so, or the claim.
+    for (source, at) in [
+        ("FromClass", "DeviceClass vgpu (FromClass), status."),
+        ("FromClaim", "status."),
+    ] {
+        let require = config(source, &[], json!({"memoryEnforcement": "Require"}));
+        let error = one(monitor.clone(), vec![require]).expect_err("no limit").to_string();
+        let expected = format!(
+            "{at}allocation.devices.config[0].opaque.parameters.memoryEnforcement: Require asks for the driver's limit of a \
+             share's memory, and a monitor has no limit; remove the field"
+        );
+        assert!(error.starts_with(&expected), "{error}");
+    }
     let mixed = claim_with(vec![monitor, result("gpu-3f8a1c20", "s1")], vec![]);
     assert!(matches!(
         shares(&mixed, &Pools::of("n1"), &inventory()),

@@ -20,6 +20,7 @@ fn entry() -> Entry {
         library: "f".repeat(64),
         shares: vec![prepared("s1"), prepared("s2")],
         pods: Vec::new(),
+        may_require_limit: false,
     }
 }
 
@@ -172,6 +173,7 @@ fn record() -> Record {
             library: "0".repeat(64),
             shares: vec![PreparedShare { share, slot: Some(3) }],
             pods: Vec::new(),
+            may_require_limit: false,
         },
         gpus: BTreeMap::from([(gpu(0).uuid, gpu(0))]),
     }

@@ -89,7 +89,7 @@ mod tests {
     use crate::dra::share::Role;
     use crate::dra::share::tests::share;
     use crate::publish::inventory::tests::gpu;
-    use vgpu_node::gpus::DriverLimit;
+    use vgpu_node::driver_limit::DriverLimit;
 
     #[test]
     fn a_claim_gets_the_hook_that_its_shares_and_gpus_need() {

@@ -1,18 +1,12 @@
-//! What `vgpu-driver-limit check` prints: the limit of each container that it read back from the driver. Pure.
+//! Reads what `vgpu-driver-limit check` prints, a [`Reading`] a line: the limit of each container that it read back from the
+//! driver. Pure.
 //!
-//! One line is one share of one container:
-//!
-//! ```text
-//! {"claim":"<UID>","share":"<name>","gpu":"GPU-...","cgroup":"/kubepods/...","hard":<bytes>,"used":<bytes>,
-//!  "state":"held","reason":"","pod":"held"}
-//! ```
-//!
-//! How it fails: a line that is not such an object, or has a value that cannot be, is refused by itself, and the share of
+//! How it fails: a line that is no such object, or has a value that cannot be, is refused by itself, and the share of
 //! its container counts as not read back. Lines beyond [`MOST_LINES`] are not read.
 
 use crate::dra::share::ShareKey;
 use crate::text::printable;
-use serde::Deserialize;
+use vgpu_node::driver_limit::{Reading, State};
 
 /// More than a node can have: kubelet allows 250 pods, and a pod few containers with GPUs.
 const MOST_LINES: usize = 4096;
@@ -23,66 +17,12 @@ const LONGEST_PATH: usize = 4096;
 /// The path of a cgroup that systemd made has nearly 200 letters, and reasons begin with one.
 const LONGEST_REASON: usize = 600;
 
-/// The limit of one container on one GPU, for one share of the container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reading {
-    pub share: ShareKey,
-    /// UUID.
-    pub gpu: String,
-    pub cgroup: String,
-    /// Bytes: the sum of the container's shares of this GPU, and a tolerance.
-    pub hard: u64,
-    /// Bytes that the driver has charged to the cgroup on this GPU.
-    pub used: u64,
-    pub state: State,
-    /// Why it was set again, or could not be. One line.
-    pub reason: String,
-    pub pod: PodLimit,
-}
-
-/// Whether a container's limit holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum State {
-    Held,
-    /// It had been changed or removed. It was set again and read back.
-    SetAgain,
-    Failed,
-}
-
-/// Whether the limit of the container's pod holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PodLimit {
-    Held,
-    /// A container of the pod that has no share uses the GPU, so the pod as a whole is not limited.
-    Lifted,
-    Failed,
-    /// The container is in no pod.
-    None,
-}
-
 /// The whole answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     pub readings: Vec<Reading>,
     /// The first line that was refused, and why.
     pub refused: Option<String>,
-}
-
-/// A line as it is printed.
-#[derive(Deserialize)]
-struct Line {
-    claim: String,
-    share: String,
-    gpu: String,
-    cgroup: String,
-    hard: u64,
-    used: u64,
-    state: State,
-    #[serde(default)]
-    reason: String,
-    pod: PodLimit,
 }
 
 /// Reads the answer.
@@ -112,36 +52,35 @@ fn reading(line: &[u8]) -> Result<Reading, String> {
     if line.len() > LONGEST_LINE {
         return Err(format!("longer than {LONGEST_LINE} bytes"));
     }
-    let line: Line = serde_json::from_slice(line).map_err(|error| printable(&error.to_string(), LONGEST_REASON))?;
-    for (field, value) in [("claim", &line.claim), ("share", &line.share), ("gpu", &line.gpu)] {
+    let read: Reading = serde_json::from_slice(line).map_err(|error| printable(&error.to_string(), LONGEST_REASON))?;
+    for (field, value) in [("claim", &read.claim), ("share", &read.share), ("gpu", &read.gpu)] {
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
         if value.is_empty() || value.len() > LONGEST_NAME || !value.chars().all(is_name) {
             return Err(format!("{field} is no name: {}", printable(value, 64)));
         }
     }
-    let is_path = line.cgroup.starts_with('/') && line.cgroup.len() <= LONGEST_PATH;
-    if !is_path || line.cgroup.split('/').any(|part| part == "..") || line.cgroup.contains(char::is_control) {
-        return Err(format!("cgroup is no path: {}", printable(&line.cgroup, 64)));
+    let is_path = read.cgroup.starts_with('/') && read.cgroup.len() <= LONGEST_PATH;
+    if !is_path || read.cgroup.split('/').any(|part| part == "..") || read.cgroup.contains(char::is_control) {
+        return Err(format!("cgroup is no path: {}", printable(&read.cgroup, 64)));
     }
-    if line.state != State::Failed && matches!(line.hard, 0 | u64::MAX) {
-        return Err(format!("hard is no limit: {}", line.hard));
+    if read.state != State::Failed && matches!(read.hard, 0 | u64::MAX) {
+        return Err(format!("hard is no limit: {}", read.hard));
     }
-    Ok(Reading {
-        share: (line.claim, line.share),
-        gpu: line.gpu,
-        cgroup: line.cgroup,
-        hard: line.hard,
-        used: line.used,
-        state: line.state,
-        reason: printable(&line.reason, LONGEST_REASON),
-        pod: line.pod,
-    })
+    let reason = printable(&read.reason, LONGEST_REASON);
+    Ok(Reading { reason, ..read })
+}
+
+/// Returns true if the reading is about this share.
+#[must_use]
+pub fn is_of(reading: &Reading, (claim, share): &ShareKey) -> bool {
+    (&reading.claim, &reading.share) == (claim, share)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use vgpu_node::driver_limit::PodLimit;
 
     fn line() -> Value {
         json!({"claim": "u1", "share": "s1", "gpu": "GPU-1", "cgroup": "/kubepods/pod1/c1", "hard": 100, "used": 7,
@@ -160,7 +99,8 @@ mod tests {
         let answer = parse(format!("{}\n\n{again}\n", line()).as_bytes());
         assert_eq!(answer.refused, None);
         let held = Reading {
-            share: ("u1".into(), "s1".into()),
+            claim: "u1".into(),
+            share: "s1".into(),
             gpu: "GPU-1".into(),
             cgroup: "/kubepods/pod1/c1".into(),
             hard: 100,

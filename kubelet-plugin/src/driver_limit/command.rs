@@ -16,6 +16,7 @@ use std::process::Command;
 use std::time::Duration;
 use vgpu_abi::paths::DRIVER_LIMIT_FILE;
 use vgpu_context_size::child::{Answer, NoAnswer, answer};
+use vgpu_node::driver_limit::REFUSED;
 
 /// The namespaces that the program and the driver depend on.
 const NAMESPACES: [&str; 2] = ["mnt", "cgroup"];
@@ -53,9 +54,12 @@ pub enum Error {
         command: String,
         source: NoAnswer,
     },
-    /// The program's own line.
+    /// The program's own line: the answer is no.
     #[error("{0}")]
     Refused(String),
+    /// The program's own line, or that it said nothing: nothing was found out.
+    #[error("{0}")]
+    Unanswered(String),
     /// This process sees no process of the node, for this reason.
     #[error("vgpu-driver-limit cannot run where hooks run: {0}")]
     Blind(String),
@@ -83,19 +87,13 @@ impl Driver {
     /// Arguments of the hook of containers without a limit, on these GPUs: it lifts the limit that their pod may have there.
     #[must_use]
     pub fn lift<'a>(&self, claim: &Path, records: &Path, gpus: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-        let mut arguments = self.with("lift", &[("--claim", claim), ("--records", records)]);
-        for gpu in gpus {
-            arguments.extend(["--gpu".to_owned(), gpu.to_owned()]);
-        }
-        arguments
+        with_gpus(self.with("lift", &[("--claim", claim), ("--records", records)]), gpus)
     }
 
-    /// Arguments of a run that finds out who limits cgroups on a GPU.
+    /// Arguments of a run that finds out who limits cgroups on these GPUs.
     #[must_use]
-    pub fn probe(&self, gpu: &str) -> Vec<String> {
-        let mut arguments = self.with("probe", &[]);
-        arguments.extend(["--gpu".to_owned(), gpu.to_owned()]);
-        arguments
+    pub fn probe<'a>(&self, gpus: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+        with_gpus(self.with("probe", &[]), gpus)
     }
 
     /// Arguments of a run that compares limits with the records.
@@ -110,6 +108,13 @@ impl Driver {
         let options = paths.flat_map(|(option, path)| [option.to_owned(), path.to_string_lossy().into_owned()]);
         [command.to_owned()].into_iter().chain(options).collect()
     }
+}
+
+fn with_gpus<'a>(mut arguments: Vec<String>, gpus: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    for gpu in gpus {
+        arguments.extend(["--gpu".to_owned(), gpu.to_owned()]);
+    }
+    arguments
 }
 
 // === impl Program ===
@@ -168,7 +173,12 @@ impl Program {
             return Ok(stdout);
         }
         let silent = || format!("{} ended with {status} and said nothing", self.file.display());
-        Err(Error::Refused(stderr.lines().last().map_or_else(silent, str::to_owned)))
+        let why = stderr.lines().last().map_or_else(silent, str::to_owned);
+        // Any other status than these two is not the program's own, such as that of a loader: it was not heard either.
+        Err(match status.code().map(u8::try_from) {
+            Some(Ok(REFUSED)) => Error::Refused(why),
+            _ => Error::Unanswered(why),
+        })
     }
 }
 
@@ -236,18 +246,32 @@ pub(crate) mod tests {
             text(driver().lift(claim, records, ["GPU-1", "GPU-2"])),
             format!("lift --claim /c --records /r {nvml} --gpu GPU-1 --gpu GPU-2")
         );
-        assert_eq!(text(driver().probe("GPU-1")), format!("probe {nvml} --gpu GPU-1"));
+        assert_eq!(
+            text(driver().probe(["GPU-1", "GPU-2"])),
+            format!("probe {nvml} --gpu GPU-1 --gpu GPU-2")
+        );
         assert_eq!(text(driver().check(records)), format!("check --records /r {nvml}"));
     }
 
     #[test]
     fn a_run_returns_the_output_or_the_last_line_of_what_is_wrong() {
-        let arguments = driver().probe("GPU-1");
+        let arguments = driver().probe(["GPU-1"]);
         let (_dir, program) = script("echo \"$1 $5 $HOME\"");
         assert_eq!(program.run(&arguments, PATIENCE).expect("an answer"), "probe GPU-1 \n");
         let (_dir, program) = script("echo noise >&2; echo 'no cgroup v2' >&2; exit 1");
         let error = program.run(&arguments, PATIENCE).expect_err("it fails");
-        assert_eq!(error.to_string(), "no cgroup v2");
+        assert!(
+            matches!(&error, Error::Refused(why) if why == "no cgroup v2"),
+            "{error:?}"
+        );
+        for end in ["exit 3", "exit 127", "kill -9 $$"] {
+            let (_dir, program) = script(&format!("echo 'it hangs' >&2; {end}"));
+            let error = program.run(&arguments, PATIENCE).expect_err("it fails");
+            assert!(
+                matches!(&error, Error::Unanswered(why) if why == "it hangs"),
+                "{end}: {error:?}"
+            );
+        }
         let (_dir, program) = script("exec sleep 1000");
         let error = program
             .run(&arguments, Duration::from_millis(50))

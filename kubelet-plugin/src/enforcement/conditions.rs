@@ -139,6 +139,7 @@ mod tests {
                 .map(|share| PreparedShare { share, slot: Some(0) })
                 .collect(),
             pods: Vec::new(),
+            may_require_limit: false,
         }
     }
 

@@ -20,7 +20,6 @@ use crate::dra::mount_users::Device;
 use crate::dra::node::tests::{Rig, claim, prepare};
 use crate::dra::node::{Node, SharedNode};
 use crate::dra::share::{ClaimId, ShareKey};
-use crate::driver_limit::check;
 use crate::metrics::Metrics;
 use crate::nvml::{GpuDriver as _, GpuSample, Local, Memory, Sample, Used};
 use crate::publish::inventory::tests::gpu;
@@ -34,6 +33,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use vgpu_abi::ledger::refusal::{self, Cause, Refusal};
+use vgpu_node::driver_limit;
 
 const GIB: u64 = 1 << 30;
 
@@ -235,17 +235,18 @@ fn a_breach_is_told_when_it_was_seen_twice_and_over_when_it_was_not_seen_three_t
 }
 
 /// What the driver says of the container with this letter, for share s1 of claim u1.
-fn read_back(container: char, used: u64, state: check::State, asked: Instant) -> ReadBack {
+fn read_back(container: char, used: u64, state: driver_limit::State, asked: Instant) -> ReadBack {
     let cgroup = in_pod(container, container);
-    let reading = check::Reading {
-        share: key("u1", "s1"),
+    let reading = driver_limit::Reading {
+        claim: "u1".into(),
+        share: "s1".into(),
         gpu: gpu(0).uuid,
         cgroup: cgroup.trim_start_matches("0::").trim_end().to_owned(),
         hard: 20 * GIB + memory::OVER,
         used,
         state,
         reason: "it was max".into(),
-        pod: check::PodLimit::Held,
+        pod: driver_limit::PodLimit::Held,
     };
     ReadBack::Known {
         readings: [reading].into(),
@@ -281,7 +282,7 @@ fn a_required_limit_that_two_answers_lack_is_no_enforced_memory() {
     assert!(scene.state().breaches.is_empty(), "nobody is over a limit");
     scene.looks(1);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::Library, "a claim that prefers it");
-    scene.read_back = read_back('a', GIB, check::State::Held, at(90));
+    scene.read_back = read_back('a', GIB, driver_limit::State::Held, at(90));
     scene.looks_requiring(1);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::DriverAndLibrary);
 }
@@ -294,7 +295,7 @@ fn the_driver_stands_behind_the_library_as_long_as_every_container_was_read_back
     scene.looks(2);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::Library);
     assert_eq!(scene.found("u1", "s1").memory_note, None, "the node has no such limits");
-    scene.read_back = read_back('a', GIB, check::State::Held, Instant::now());
+    scene.read_back = read_back('a', GIB, driver_limit::State::Held, Instant::now());
     scene.looks(1);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::DriverAndLibrary);
     assert_eq!(scene.memory_of("u2", "s2"), Reason::Library, "it has no container");
@@ -313,7 +314,7 @@ fn the_driver_stands_behind_the_library_as_long_as_every_container_was_read_back
     scene.silent_looks(3);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::DriverAndLibrary);
     assert_eq!(scene.state().used[&key("u1", "s1")], GIB);
-    scene.read_back = read_back('a', 30 * GIB, check::State::Held, Instant::now());
+    scene.read_back = read_back('a', 30 * GIB, driver_limit::State::Held, Instant::now());
     scene.silent_looks(2);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::OverLimit);
     let breach = scene.state().breaches[&key("u1", "s1")].clone();
@@ -335,12 +336,16 @@ async fn a_limit_that_was_changed_is_counted_once_for_each_answer_and_has_one_ev
         scene.reporter.report(&scene.node, &api, &scene.observations).await;
         (scene.state().set_again, api.events().len())
     };
-    assert_eq!(answer(0, check::State::Held).await, (0, 0));
-    assert_eq!(answer(45, check::State::SetAgain).await, (1, 1));
-    assert_eq!(answer(90, check::State::Held).await, (1, 1));
-    assert_eq!(answer(135, check::State::SetAgain).await, (2, 1), "it is known already");
-    assert_eq!(answer(180, check::State::Failed).await, (2, 2));
-    assert_eq!(answer(480, check::State::Held).await, (2, 2));
+    assert_eq!(answer(0, driver_limit::State::Held).await, (0, 0));
+    assert_eq!(answer(45, driver_limit::State::SetAgain).await, (1, 1));
+    assert_eq!(answer(90, driver_limit::State::Held).await, (1, 1));
+    assert_eq!(
+        answer(135, driver_limit::State::SetAgain).await,
+        (2, 1),
+        "it is known already"
+    );
+    assert_eq!(answer(180, driver_limit::State::Failed).await, (2, 2));
+    assert_eq!(answer(480, driver_limit::State::Held).await, (2, 2));
     assert!(scene.state().changed_limits.is_empty());
     let events = api.lock().events.clone();
     let reasons: Vec<&str> = events.iter().map(|(_, reason, _)| *reason).collect();

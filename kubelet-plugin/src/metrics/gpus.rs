@@ -6,7 +6,7 @@ use crate::dra::checkpoint::HeldOnGpu;
 use crate::publish::inventory::Inventory;
 use prometheus_client::encoding::DescriptorEncoder;
 use std::fmt;
-use vgpu_node::gpus::DriverLimit;
+use vgpu_node::driver_limit::DriverLimit;
 
 /// A GPU at the time of a scrape.
 struct Sample {

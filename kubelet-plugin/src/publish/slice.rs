@@ -8,7 +8,7 @@ use crate::publish::inventory::{Gpu, Inventory, Unavailable};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceTaint};
 use std::collections::BTreeMap;
 use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, capacity, device_type};
-use vgpu_node::gpus::DriverLimit;
+use vgpu_node::driver_limit::DriverLimit;
 
 /// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
 pub const MAX_DEVICES: usize = 64;

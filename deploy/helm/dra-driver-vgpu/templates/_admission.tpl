@@ -52,6 +52,10 @@ spec:
     - name: bounds
       expression: >-
         {{ include "vgpu.bounds" $root | nindent 8 | trim }}
+    # Classes whose claims have no limit of memory, and what these get.
+    - name: limitless
+      expression: >-
+        {{ include "vgpu.limitless" $root }}
 
     # Capacity requests. Quantities are already in Kubernetes' form: 1 for 1000m, 512Mi for 0.5Gi.
     - name: capacity
@@ -125,6 +129,7 @@ spec:
           'at': dyn(c.at), 'requests': dyn(c.requests),
           'guaranteed': dyn(c.p.?computePolicy.orValue('') == 'Guaranteed'),
           'exclusive': dyn(c.p.?sharing.orValue('') == 'Exclusive'),
+          'required': dyn(c.p.?memoryEnforcement.orValue('') == 'Require'),
           'looser': dyn(variables.bounds.transformMap(name, fields, fields.transformList(field, words,
             field == 'memoryPolicy'
             ? (type(c.p.?memoryPolicy.orValue('')) != map || c.p.memoryPolicy.?type.orValue('Hard') in words ? ''
@@ -135,7 +140,7 @@ spec:
                : 'driverCapabilities: ' + c.p.driverCapabilities.join(', '))
             : !(c.p[?field].orValue(dyn('')) in ['Balanced', 'Unlimited', 'High', 'Shared', 'Prefer']) || c.p[field] in words ? '' : field + ': ' + c.p[field]).filter(m, m != ''))
             .transformMap(name, said, said.size() > 0, said[0]))
-        }).filter(c, c.guaranteed || c.exclusive || c.looser.size() > 0)
+        }).filter(c, c.guaranteed || c.exclusive || c.required || c.looser.size() > 0)
     - name: requests
       expression: >-
         variables.asks.filter(r, r.size() > 0).transformMapEntry(i, r, {r[0].request[0]: r})
@@ -155,6 +160,8 @@ spec:
             ? c.at + '.sharing: Exclusive needs the whole GPU, and ' + a.at + ' asks for memory '
               + string({{ include "vgpu.celAsked" (list "a.ask" "memory") }}.value())
               + '; remove the capacity request for memory, or use class vgpu with sharing Shared'
+            : c.required && a.ask.deviceClassName in variables.limitless
+            ? c.at + {{ include "vgpu.requireWithoutLimit" "' + variables.limitless[a.ask.deviceClassName] + '" }}
             : '')))
   validations:
     - expression: variables.capacity.all(r, r.all(a, a.all(m, m == '')))
@@ -291,6 +298,8 @@ Arguments: (list holder path); `holder` is CEL for the object with the list `con
          'reportAs': ['hami', 'koordinator', 'volcano', 'volcano-vgpu', 'gpu-manager', 'kai']}
         .transformList(field, words, !(field in c.p) || c.p[field] in words ? ''
           : c.at + '.' + field + ': ' + (type(c.p[field]) == string ? {{ include "vgpu.quoted" "c.p[field]" }} + ' is not allowed' : 'is not a string') + '; use one of ' + words.join(', '))
+      + [c.p.?sharing.orValue('') == 'Exclusive' && c.p.?memoryEnforcement.orValue('') == 'Require'
+         ? c.at + {{ include "vgpu.requireWithoutLimit" "an Exclusive GPU" }} : '']
       + (!('driverCapabilities' in c.p) ? []
          : type(c.p.driverCapabilities) != list ? [c.at + '.driverCapabilities: is not a list; write [compute, utility]']
          : c.p.driverCapabilities.size() < 1 || c.p.driverCapabilities.size() > 4
@@ -380,6 +389,22 @@ digits after the point is whole if 5 to the power of n divides these digits.
 || {{ . }}.matches('^[+]?[0-9]*[.][0-9]{1,9}[KMGTPE]i$')
 && int({{ . }}.substring({{ . }}.indexOf('.') + 1, {{ . }}.size() - 2))
 % [1, 5, 25, 125, 625, 3125, 15625, 78125, 390625, 1953125][{{ . }}.size() - {{ . }}.indexOf('.') - 3] == 0)
+{{- end -}}
+
+{{/* CEL for the message about memoryEnforcement: Require for something that has no limit. */}}
+{{- define "vgpu.requireWithoutLimit" -}}
+'.memoryEnforcement: Require asks for the driver\'s limit of a share\'s memory, and {{ . }} has no limit; remove the field, or ask for a part of a GPU (class vgpu)'
+{{- end -}}
+
+{{/* A CEL map: a class whose claims have no limit of memory -> what they get. */}}
+{{- define "vgpu.limitless" -}}
+{{- $classes := list "'vgpu-monitor': 'a monitor'" }}
+{{- range $name, $class := .Values.deviceClasses }}
+{{- if and $class.create (eq (($class.config | default dict).sharing | default "Shared") "Exclusive") }}
+{{- $classes = append $classes (printf "'%s': 'an Exclusive GPU'" $name) }}
+{{- end }}
+{{- end -}}
+{ {{- join ", " $classes -}} }
 {{- end -}}
 
 {{/* CEL for a field's name after its object's path. */}}

@@ -8,7 +8,7 @@
 
 use super::{
     AllocationPolicy, Capabilities, ComputePolicy, ConfigError, Dialect, MemoryEnforcement, MemoryPolicy, Priority,
-    Sharing, VgpuConfig,
+    Sharing, VgpuConfig, parse::AN_EXCLUSIVE_GPU,
 };
 use vgpu_quantity::format_bytes;
 
@@ -83,7 +83,7 @@ impl Effective {
             });
         }
         if self.sharing == Sharing::Exclusive {
-            self.check_without_limit("an Exclusive GPU")?;
+            self.check_without_limit(AN_EXCLUSIVE_GPU)?;
         }
         Ok(())
     }

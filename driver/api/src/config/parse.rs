@@ -23,6 +23,9 @@ const FIELDS: &[&str] = &[
     "reportAs",
     "driverCapabilities",
 ];
+/// What has no limit, for messages.
+pub(super) const AN_EXCLUSIVE_GPU: &str = "an Exclusive GPU";
+
 const MEMORY_FIELDS: &[&str] = &["type", "hostMemory"];
 
 /// Reads opaque parameters; `at` is their path, for example `spec.devices.config[0].opaque.parameters`.
@@ -31,7 +34,7 @@ pub fn parse(at: &str, parameters: &Value) -> Result<VgpuConfig, ConfigError> {
     exactly(at, fields, "apiVersion", CONFIG_API_VERSION)?;
     exactly(at, fields, "kind", CONFIG_KIND)?;
     known(at, fields, FIELDS)?;
-    Ok(VgpuConfig {
+    let config = VgpuConfig {
         compute_policy: word::<ComputePolicy>(at, fields, "computePolicy")?,
         priority: word::<Priority>(at, fields, "priority")?,
         memory_policy: fields
@@ -46,7 +49,16 @@ pub fn parse(at: &str, parameters: &Value) -> Result<VgpuConfig, ConfigError> {
             .get("driverCapabilities")
             .map(|v| capabilities(&format!("{at}.driverCapabilities"), v))
             .transpose()?,
-    })
+    };
+    // Every claim with it would be refused.
+    let is_exclusive = config.sharing == Some(Sharing::Exclusive);
+    if is_exclusive && config.memory_enforcement == Some(MemoryEnforcement::Require) {
+        return Err(ConfigError::RequireWithoutLimit {
+            at: format!("{at}.memoryEnforcement"),
+            what: AN_EXCLUSIVE_GPU,
+        });
+    }
+    Ok(config)
 }
 
 /// Like [`parse`], from bytes.
@@ -239,13 +251,13 @@ mod tests {
         let written = with(json!({
             "computePolicy": "Unlimited", "priority": "High", "allocationPolicy": "whole-gpus", "sharing": "Exclusive",
             "memoryPolicy": {"type": "Oversubscribe", "hostMemory": "10Gi"}, "reportAs": "volcano-vgpu",
-            "driverCapabilities": ["graphics", "compute"], "memoryEnforcement": "Require",
+            "driverCapabilities": ["graphics", "compute"], "memoryEnforcement": "Prefer",
         }));
         let expected = VgpuConfig {
             compute_policy: Some(ComputePolicy::Unlimited),
             priority: Some(Priority::High),
             memory_policy: Some(MemoryPolicy::Oversubscribe { host_memory: 10 << 30 }),
-            memory_enforcement: Some(MemoryEnforcement::Require),
+            memory_enforcement: Some(MemoryEnforcement::Prefer),
             allocation_policy: Some(AllocationPolicy::WholeGpus),
             sharing: Some(Sharing::Exclusive),
             report_as: Some(Dialect::VolcanoVgpu),
@@ -291,6 +303,7 @@ null |  | an object
 {"priority": "Medium"} | .priority | Low, High
 {"memoryEnforcement": "require"} | .memoryEnforcement | Prefer, Require
 {"memoryEnforcement": true} | .memoryEnforcement | a string
+{"memoryEnforcement": "Require", "sharing": "Exclusive"} | .memoryEnforcement | an Exclusive GPU has no limit; remove the field
 {"allocationPolicy": "Binpack"} | .allocationPolicy | binpack, spread
 {"reportAs": "HAMi"} | .reportAs | hami, koordinator, volcano
 {"sharing": ["Shared"]} | .sharing | is a list

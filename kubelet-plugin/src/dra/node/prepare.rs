@@ -36,7 +36,7 @@ use vgpu_api::config::MemoryEnforcement;
 use vgpu_api::request::CORES_MAX;
 use vgpu_cdi::Spec;
 use vgpu_context_size::ContextSize;
-use vgpu_node::gpus::DriverLimit;
+use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::lock_file::Locked;
 use vgpu_quantity::{format_bytes, readable_bytes};
 
@@ -200,6 +200,7 @@ impl Node {
                 prepared.share.memory_enforcement = fresh.memory_enforcement;
             }
         }
+        entry.may_require_limit = false;
         // An entry that was rebuilt from limits files gets its names back.
         if entry.name != id.name || entry.all().any(|share| share.request.is_empty()) {
             entry.name_as(id, &shares);
@@ -263,6 +264,7 @@ impl Node {
             library,
             shares: self.with_slots(id, &self.checkpoint, shares)?,
             pods: Vec::new(),
+            may_require_limit: false,
         })
     }
 
@@ -527,6 +529,9 @@ fn check_driver_limits(shares: &[Share], inventory: &Inventory) -> Result<(), Er
         let why = match known {
             Some(DriverLimit::Dmem | DriverLimit::Misc) => continue,
             Some(DriverLimit::None(why)) => why.clone(),
+            Some(DriverLimit::Unknown(why)) => {
+                format!("it did not answer when it was last asked ({why}); kubelet retries")
+            }
             None => "it was not asked yet; kubelet retries".to_owned(),
         };
         return Err(Error::NoDriverLimit {

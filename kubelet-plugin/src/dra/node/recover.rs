@@ -2,9 +2,9 @@
 //!
 //! A claim whose record is damaged, or missing while its CDI file exists, is rebuilt from its limits files, which have
 //! amounts and GPUs: no prepared share is forgotten and none is allocated twice. Whether the claim requires the driver's limit
-//! is read off its CDI file; if that cannot be read either, the claim is treated as one that does, until the API server has
-//! named it. If the limits files are damaged too, the
-//! claim is left alone, because a pod may use it; kubelet will unprepare it. A claim directory without record and CDI file
+//! is read off its CDI file. If that cannot be read either, the claim is treated as one that does, until the API server has
+//! named it, or the driver has refused to limit cgroups on all of its GPUs: nobody could have prepared such a claim there. If the
+//! limits files are damaged too, the claim is left alone, because a pod may use it; kubelet will unprepare it. A claim directory without record and CDI file
 //! was never reported to kubelet, or is unprepared, and is removed at a start.
 
 use super::prepare::{Turn, WithoutRecord, same_results};
@@ -17,11 +17,12 @@ use crate::dra::claimdir::{ClaimDirs, Damage};
 use crate::dra::edits;
 use crate::dra::library::Library;
 use crate::dra::limit_hook;
-use crate::dra::share::ClaimId;
+use crate::dra::share::{ClaimId, Share};
 use crate::driver::{Finder, Root};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use vgpu_api::config::MemoryEnforcement;
+use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::lock_file::{LockFile, Locked};
 
 // === impl Node ===
@@ -108,11 +109,15 @@ impl Node {
             Ok(rebuilt) => rebuilt,
             Err(missing) => return format!("{missing} cannot be recovered: remove its pods"),
         };
-        if self.may_require_limit(uid) {
+        // A limits file does not say it.
+        let hooks = self.cdi.hook_arguments(uid);
+        entry.may_require_limit = hooks.is_none();
+        if hooks.is_none_or(|hooks| limit_hook::is_required(&hooks)) {
             for prepared in &mut entry.shares {
                 prepared.share.memory_enforcement = MemoryEnforcement::Require;
             }
         }
+        self.settle_by_gpus(&mut entry);
         let saved = self.save(uid, None, &entry);
         self.checkpoint.claims.insert(uid.to_owned(), entry);
         match (saved, missing.as_slice()) {
@@ -126,11 +131,21 @@ impl Node {
         }
     }
 
-    /// Returns true if a claim requires the driver's limit, by its CDI file, or if that file cannot be read: a limits file
-    /// does not say it. `name_claim` corrects it by the claim itself.
-    fn may_require_limit(&self, uid: &str) -> bool {
-        let hooks = self.cdi.hook_arguments(uid);
-        hooks.is_none_or(|hooks| limit_hook::is_required(&hooks))
+    /// If nothing on the node says whether a claim requires the driver's limit, and the driver has refused to limit cgroups on all
+    /// of its GPUs, notes that the claim does not require it. Returns true if that changed the entry.
+    pub(super) fn settle_by_gpus(&self, entry: &mut Entry) -> bool {
+        // Of this instance's scans: a record of another claim may have an older answer.
+        let gpu = |share: &Share| self.inventory()?.gpu(&share.gpu);
+        let has_none =
+            |share: &Share| matches!(gpu(share), Some(gpu) if matches!(gpu.driver_limit, Some(DriverLimit::None(_))));
+        if !(entry.may_require_limit && entry.all().all(has_none)) {
+            return false;
+        }
+        entry.may_require_limit = false;
+        for prepared in &mut entry.shares {
+            prepared.share.memory_enforcement = MemoryEnforcement::Prefer;
+        }
+        true
     }
 
     /// Logs the damage that was not there when the records were last read, and keeps it for an event.
@@ -228,6 +243,7 @@ fn rebuilt(
         library: library(),
         shares: Vec::new(),
         pods: Vec::new(),
+        may_require_limit: false,
     };
     for PreparedShare { share, slot } in shares {
         // Only damaged files name one slot twice. The containers keep it mounted, so at worst two shares use it.

@@ -23,7 +23,8 @@ impl Node {
     /// Writes the files of prepared claims again, and returns the claims that cannot be renewed, and why. If the driver's files
     /// have changed since the last renewal, those of all claims; else of claims
     /// - on a GPU where the driver limits cgroups now and did not then, or the reverse,
-    /// - whose record or CDI file is missing or unreadable, or whose last renewal failed.
+    /// - whose record or CDI file is missing or unreadable, or whose last renewal failed,
+    /// - that were rebuilt as ones that may require the driver's limit, which there is not on their GPUs.
     ///
     /// # Errors
     /// The records cannot be read.
@@ -47,10 +48,11 @@ impl Node {
             })
         };
         for (uid, known) in self.checkpoint.claims.clone() {
-            if is_renewed(&uid, &known) && self.has_files(&uid, &known) {
+            let mut entry = known.clone();
+            let is_settled = self.settle_by_gpus(&mut entry);
+            if !is_settled && is_renewed(&uid, &known) && self.has_files(&uid, &known) {
                 continue;
             }
-            let mut entry = known.clone();
             match self.materialize(&uid, Some(&known), &mut entry, &mut turn) {
                 Ok(()) => drop(self.checkpoint.claims.insert(uid, entry)),
                 Err(error) => drop(failed.insert(uid, error.to_string())),

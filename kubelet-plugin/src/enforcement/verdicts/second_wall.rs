@@ -10,11 +10,12 @@
 
 use super::memory::ShareFacts;
 use crate::dra::share::{ShareKey, ShareKeys};
-use crate::driver_limit::check::{PodLimit, Reading, State};
+use crate::driver_limit::check::is_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 use vgpu_node::cgroup::Container;
+use vgpu_node::driver_limit::{PodLimit, Reading, State};
 
 /// What is known of the driver's limits on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,7 +126,7 @@ pub(crate) fn second_walls<'a>(
             ..SecondWall::default()
         },
         ReadBack::Known { readings, .. } => {
-            let is_own = |reading: &&Reading| reading.share == share.key && reading.gpu == share.gpu;
+            let is_own = |reading: &&Reading| is_of(reading, &share.key) && reading.gpu == share.gpu;
             let own: Vec<&Reading> = readings.iter().filter(is_own).collect();
             let named = own.iter().filter_map(|of| container(&of.cgroup)).collect();
             let named = match seen {
@@ -161,7 +162,7 @@ fn has_company(share: &ShareFacts, shares: &[&ShareFacts], seen: Option<&BTreeMa
 /// The use of the share's containers. None: a cgroup was not read, or is that of other shares too.
 fn used(share: &ShareFacts, own: &[&Reading], readings: &[Reading]) -> Option<u64> {
     let is_other =
-        |of: &Reading, other: &Reading| other.cgroup == of.cgroup && other.gpu == of.gpu && other.share != share.key;
+        |of: &Reading, other: &Reading| other.cgroup == of.cgroup && other.gpu == of.gpu && !is_of(other, &share.key);
     let is_known = |of: &&Reading| of.state != State::Failed && !readings.iter().any(|other| is_other(of, other));
     let sum = |sum: u64, of: &&Reading| sum.saturating_add(of.used);
     own.iter().all(is_known).then(|| own.iter().fold(0, sum))
@@ -199,7 +200,7 @@ pub(crate) fn changed(readings: &[Reading]) -> BTreeMap<ShareKey, Changed> {
             reason: of.reason.clone(),
             is_set_again: of.state == State::SetAgain,
         };
-        (of.share.clone(), changed)
+        ((of.claim.clone(), of.share.clone()), changed)
     });
     changed.collect()
 }
@@ -234,8 +235,10 @@ mod tests {
     }
 
     fn reading(uid: &str, container: &str, state: State) -> Reading {
+        let (claim, share) = key(uid);
         Reading {
-            share: key(uid),
+            claim,
+            share,
             gpu: GPU.into(),
             cgroup: format!("/{container}"),
             hard: 164,

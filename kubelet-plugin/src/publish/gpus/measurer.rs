@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use vgpu_context_size::ContextSize;
-use vgpu_node::gpus::DriverLimit;
+use vgpu_node::driver_limit::DriverLimit;
 
 const MEASURED_WITHIN: Duration = Duration::from_secs(5);
 

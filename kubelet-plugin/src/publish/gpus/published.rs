@@ -19,6 +19,7 @@
 use crate::publish::inventory::{Gpu, Inventory, List, Unavailable};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use vgpu_node::driver_limit::DriverLimit;
 
 /// How long a GPU is lost before it is no longer published. kube-scheduler may be binding a pod to it when it is tainted,
 /// and Prepare then says why that pod does not start.
@@ -96,8 +97,7 @@ impl Known {
             self.gpu = Gpu {
                 // Claims may have been allocated by the published size.
                 memory: self.gpu.memory,
-                // The answer of before holds until there is another one.
-                driver_limit: found.driver_limit.clone().or(self.gpu.driver_limit.take()),
+                driver_limit: self.driver_limit(found),
                 ..found.clone()
             };
             self.unavailable = None;
@@ -108,6 +108,19 @@ impl Known {
             .iter()
             .find(|left| left.uuid.as_ref() == Some(&self.gpu.uuid));
         self.mark(Unavailable::missing(named), now);
+    }
+
+    /// The answer of before holds until there is another one; limits that are known to be kept, until their driver refuses or is
+    /// replaced. So a driver that hangs while the plugin starts does not switch them off where claims have them.
+    fn driver_limit(&self, found: &Gpu) -> Option<DriverLimit> {
+        let is_same_driver = found.driver_version == self.gpu.driver_version;
+        match &found.driver_limit {
+            None => self.gpu.driver_limit.clone(),
+            Some(DriverLimit::Unknown(_)) if is_same_driver && self.gpu.has_driver_limit() => {
+                self.gpu.driver_limit.clone()
+            }
+            answer => answer.clone(),
+        }
     }
 
     fn mark(&mut self, why: Unavailable, now: Instant) {
@@ -166,6 +179,27 @@ mod tests {
         assert_eq!(gpus[0].1.memory, gpu(0).memory);
         assert_eq!(gpus[0].1.driver_version, "550.1");
         assert_eq!((gpus.len(), gpus[1].1), (2, &gpu(2)));
+    }
+
+    #[test]
+    fn a_driver_that_does_not_answer_switches_no_limit_off_that_it_is_known_to_keep() {
+        let of = |before: Option<DriverLimit>, version: &str, found: Option<DriverLimit>| {
+            let with = |driver_limit, driver_version: &str| Gpu {
+                driver_limit,
+                driver_version: driver_version.into(),
+                ..gpu(0)
+            };
+            let mut published = Published::new(vec![with(before, "615.1")]);
+            published.apply(Ok(&list(&[with(found, version)])), &[], Instant::now());
+            published.inventory().by_index()[0].1.driver_limit.clone()
+        };
+        let (dmem, silent) = (Some(DriverLimit::Dmem), Some(DriverLimit::Unknown("it hangs".into())));
+        let none = Some(DriverLimit::None("old".into()));
+        assert_eq!(of(dmem.clone(), "615.1", silent.clone()), dmem);
+        assert_eq!(of(dmem.clone(), "615.1", None), dmem, "nobody has asked");
+        assert_eq!(of(dmem.clone(), "615.2", silent.clone()), silent, "another driver");
+        assert_eq!(of(dmem, "615.1", none.clone()), none, "a refusal");
+        assert_eq!(of(none, "615.1", silent.clone()), silent);
     }
 
     #[test]

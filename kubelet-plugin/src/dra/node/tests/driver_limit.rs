@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::publish::inventory::Gpu;
-use vgpu_node::gpus::DriverLimit;
+use vgpu_api::config::MemoryEnforcement;
+use vgpu_node::driver_limit::DriverLimit;
 
 fn spec(rig: &Rig) -> String {
     std::fs::read_to_string(rig.path("cdi/dra.vgpu-claim_u1.json")).expect("a CDI file")
@@ -22,6 +23,10 @@ fn able() -> Result<Inventory, String> {
 
 fn unable() -> Result<Inventory, String> {
     inventory(Some(DriverLimit::None("the hierarchy of cgroups is hybrid".into())))
+}
+
+fn silent() -> Result<Inventory, String> {
+    inventory(Some(DriverLimit::Unknown("it hangs".into())))
 }
 
 /// A claim for a quarter of the GPU, with this config.
@@ -79,6 +84,10 @@ fn a_claim_that_requires_the_limit_is_refused_where_there_is_none_with_the_reaso
     for (answer, said) in [
         (unable(), "the hierarchy of cgroups is hybrid"),
         (inventory(None), "not asked yet"),
+        (
+            silent(),
+            "it did not answer when it was last asked (it hangs); kubelet retries",
+        ),
     ] {
         node.set_inventory(answer);
         let error = prepare(&mut node, configured("Require"))
@@ -106,17 +115,71 @@ fn a_claim_that_requires_the_limit_never_loses_its_hook() {
         .expect_err("another pod")
         .to_string();
     assert!(error.contains("is hybrid"), "{error}");
-    for loses_cdi_file in [false, true] {
-        std::fs::write(rig.record("u1"), "damaged").expect("written");
-        if loses_cdi_file {
-            std::fs::remove_file(rig.path("cdi/dra.vgpu-claim_u1.json")).expect("removed");
-        }
+    std::fs::write(rig.record("u1"), "damaged").expect("written");
+    drop(node);
+    node = rig.open();
+    node.set_inventory(unable());
+    let _ = node.renew_cdi_files(&node.locked());
+    assert!(spec(&rig).contains("--required"), "{}", spec(&rig));
+}
+
+/// A claim whose record and CDI file are lost, on a node that knows this of its GPU: says whether its containers need the limit
+/// after a restart of the plugin (`restarts`), or in the same instance.
+fn is_required_after_the_loss(known: Result<Inventory, String>, restarts: bool) -> bool {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    node.set_inventory(known.clone());
+    prepare(&mut node, configured("Prefer")).expect("prepared");
+    std::fs::write(rig.record("u1"), "damaged").expect("written");
+    std::fs::remove_file(rig.path("cdi/dra.vgpu-claim_u1.json")).expect("removed");
+    if restarts {
         drop(node);
+        // It has rebuilt the claim before it knows its GPUs.
         node = rig.open();
-        node.set_inventory(unable());
-        let _ = node.renew_cdi_files(&node.locked());
-        assert!(spec(&rig).contains("--required"), "{}", spec(&rig));
+        assert!(node.entry("u1").expect("rebuilt").may_require_limit);
+        node.set_inventory(known);
     }
+    for _ in 0..2 {
+        let _ = node.renew_cdi_files(&node.locked());
+    }
+    let is_required = spec(&rig).contains("--required");
+    let record = rig.checkpoint().claims["u1"].clone();
+    assert_eq!(record.may_require_limit, is_required, "{record:?}");
+    assert_eq!(
+        record.shares[0].share.memory_enforcement == MemoryEnforcement::Require,
+        is_required
+    );
+    is_required
+}
+
+#[test]
+fn nobody_could_prepare_a_claim_that_requires_the_limit_where_the_driver_refuses_it() {
+    for restarts in [false, true] {
+        assert!(!is_required_after_the_loss(unable(), restarts), "restarts: {restarts}");
+        for (known, why) in [
+            (able(), "it may require it"),
+            (silent(), "the driver may have answered before"),
+            (inventory(None), "the driver was not asked"),
+        ] {
+            assert!(is_required_after_the_loss(known, restarts), "{why}");
+        }
+    }
+}
+
+#[test]
+fn a_record_has_no_answer_of_a_gpu_that_was_not_found_out() {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    node.set_inventory(silent());
+    prepare(&mut node, configured("Prefer")).expect("prepared");
+    let text = std::fs::read_to_string(rig.record("u1")).expect("a record");
+    // A release that does not know this answer could not read it.
+    assert!(!text.contains("driverLimit"), "{text}");
+    node.set_inventory(unable());
+    prepare(&mut node, configured("Prefer")).expect("prepared again");
+    let record = rig.checkpoint();
+    let known = record.gpus.values().next().and_then(|gpu| gpu.driver_limit.clone());
+    assert!(matches!(known, Some(DriverLimit::None(_))), "{known:?}");
 }
 
 #[test]
