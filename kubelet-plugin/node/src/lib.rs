@@ -7,7 +7,6 @@
 //!  vgpu run ────────────┴─► mounts, locks, gpus
 //!  vgpu-driver-limit ─────► cgroup, files
 //! ```
-#![forbid(unsafe_code)]
 
 pub mod arbitration;
 pub mod cgroup;
