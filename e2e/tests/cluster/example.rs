@@ -246,14 +246,14 @@ fn nvlink() -> Result<()> {
         );
         return Ok(());
     }
-    shared::in_namespace("example-nvlink", |installed, kube| {
+    shared::in_namespace("example-nvlink", |_, kube| {
         kube.apply(&workload::manifests(&install::example("nvlink"))?)?;
         kube.wait_running("nvlink", LIMIT)?;
-        let shares = workload::by_device(&workload::shares(kube)?).len();
+        let claims = kube.get(&["resourceclaims"])?;
+        let results = &claims["items"][0]["status"]["allocation"]["devices"]["results"];
         ensure!(
-            shares == 2 && installed.gpus.len() >= 2,
-            "the pod has shares of {shares} GPUs of {}",
-            installed.gpus.len()
+            results[0]["device"] != results[1]["device"] && results[2].is_null(),
+            "the pod has shares of {results}"
         );
         Ok(())
     })
