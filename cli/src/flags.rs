@@ -40,6 +40,7 @@ pub enum Parsed {
     /// The helper process of [`crate::gpus`].
     ListGpus {
         library: PathBuf,
+        sizes: String,
     },
     /// The program of the pod of `vgpu doctor --probe`.
     ProbeShare,
@@ -146,7 +147,7 @@ enum Command {
     /// Print the version
     Version,
     #[command(name = "list-gpus", hide = true)]
-    ListGpus { library: PathBuf },
+    ListGpus { library: PathBuf, sizes: String },
     #[command(name = "probe-share", hide = true)]
     ProbeShare,
 }
@@ -172,6 +173,9 @@ pub struct RunFlags {
     /// GPU by NVML's index or by UUID [default: the share's, else 0]
     #[arg(long, value_name = "INDEX|UUID", allow_hyphen_values = true)]
     pub gpu: Option<OsString>,
+    /// Size of a product's memory, of which the driver has no figure: 'NVIDIA GB10=96Gi'; may be given for several
+    #[arg(long, value_name = "PRODUCT=QUANTITY", allow_hyphen_values = true)]
+    pub gpu_memory: Vec<OsString>,
     /// Use the software GPU instead of an NVIDIA driver
     #[arg(long)]
     pub soft_gpu: bool,
@@ -253,7 +257,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
         Command::Completion { shell } => Parsed::Print(completion(shell, &program.replace(' ', "-"))),
         Command::Man { command } => Parsed::Print(manual(command.as_deref())?),
         Command::Version => Parsed::Print(format!("vgpu {}\n", env!("CARGO_PKG_VERSION"))),
-        Command::ListGpus { library } => Parsed::ListGpus { library },
+        Command::ListGpus { library, sizes } => Parsed::ListGpus { library, sizes },
         Command::ProbeShare => Parsed::ProbeShare,
     })
 }

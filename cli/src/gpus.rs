@@ -1,6 +1,6 @@
 //! Lists the machine's GPUs through NVML.
 //!
-//! The driver's library runs in a helper process, `vgpu list-gpus LIBRARY`: threads, files, output and crashes of the
+//! The driver's library runs in a helper process, `vgpu list-gpus LIBRARY SIZES`: threads, files, output and crashes of the
 //! library end with it, and COMMAND starts in a process that never loaded it. A driver that hangs is given up after 20 s.
 //!
 //! Its line is "vgpu-gpus" and the list (`vgpu_node::gpus`) as JSON; other lines are the driver's own output.
@@ -17,7 +17,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, SystemTime};
 use vgpu_context_size::child::{Answer, KEPT, NoAnswer, answer};
 use vgpu_context_size::{ANSWER_TIMEOUT, ContextSize, Kind, Sizes};
-use vgpu_node::gpus::{self, List};
+use vgpu_node::gpus::{self, List, MemorySizes};
 
 /// Prefix of the helper's line.
 const MARK: &str = "vgpu-gpus ";
@@ -108,17 +108,19 @@ impl Listed {
     }
 }
 
-/// Lists the GPUs of the NVML at `library`. With `soft_gpu` that is the software GPU's, with these variables.
+/// Lists the GPUs of the NVML at `library`. `sizes`: configured sizes of memory. With `soft_gpu` that is the software GPU's, with these variables.
 ///
 /// # Errors
 /// NVML failed, no GPU answers, or a variable of the software GPU is not valid.
-pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Listed, GpuError> {
+pub fn list(library: &Path, sizes: &MemorySizes, soft_gpu: Option<&SoftGpu>) -> Result<Listed, GpuError> {
     let program = PathBuf::from("/proc/self/exe");
+    let sizes = serde_json::to_string(sizes).map_err(|error| blame(library, soft_gpu, error.to_string()))?;
     let mut helper = Command::new(&program);
     helper
         .arg0("vgpu")
         .arg("list-gpus")
         .arg(library)
+        .arg(sizes)
         .env_remove("LD_PRELOAD");
     set(&mut helper, soft_gpu);
     let listed = match answer(helper, ANSWER_TIMEOUT, KEPT) {
@@ -260,8 +262,8 @@ fn blame(library: &Path, soft_gpu: Option<&SoftGpu>, reason: String) -> GpuError
 
 /// The helper process.
 #[must_use]
-pub fn helper(library: &Path) -> ExitCode {
-    match ask(library) {
+pub fn helper(library: &Path, sizes: &str) -> ExitCode {
+    match ask(library, sizes) {
         Ok(list) => {
             // The driver may have written an unfinished line.
             println!("\n{MARK}{list}");
@@ -275,9 +277,10 @@ pub fn helper(library: &Path) -> ExitCode {
 }
 
 /// The list as JSON, or why there is none.
-fn ask(library: &Path) -> Result<String, String> {
+fn ask(library: &Path, sizes: &str) -> Result<String, String> {
+    let sizes: MemorySizes = serde_json::from_str(sizes).map_err(|error| error.to_string())?;
     let nvml = Nvml::builder().lib_path(library.as_os_str()).init();
-    let list = gpus::list(&nvml.map_err(|error| error.to_string())?);
+    let list = gpus::list(&nvml.map_err(|error| error.to_string())?, &sizes);
     let list = list.map_err(|error| error.to_string())?;
     serde_json::to_string(&list).map_err(|error| error.to_string())
 }

@@ -67,7 +67,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Parsed::Bundle(flags)) => bundle::main(&flags),
         Ok(Parsed::Translate(flags)) => offline::translate::main(&flags),
         Ok(Parsed::Log { file }) => ring::main(&file),
-        Ok(Parsed::ListGpus { library }) => gpus::helper(&library),
+        Ok(Parsed::ListGpus { library, sizes }) => gpus::helper(&library, &sizes),
         Ok(Parsed::ProbeShare) => doctor::probe_share(),
         Ok(Parsed::Print(text)) => {
             // Fails if the reader closed the pipe, which is not an error.

@@ -7,7 +7,9 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 
 use vgpu_abi::limits::{ComputePolicy, Priority};
+use vgpu_api::gpu_memory;
 use vgpu_api::request::{CORES_MAX, MEMORY_MIN};
+use vgpu_node::gpus::MemorySizes;
 use vgpu_quantity::quoted;
 
 /// The request of a `vgpu run`; None = flag left out.
@@ -20,6 +22,7 @@ pub struct Request {
     pub priority: Option<Priority>,
     pub share: Option<String>,
     pub gpu: Option<GpuChoice>,
+    pub gpu_memory: MemorySizes,
     pub soft_gpu: bool,
     pub verbose: bool,
     /// Print the waits of COMMAND's processes at its end.
@@ -48,6 +51,8 @@ pub enum FlagError {
     ComputePolicy(String),
     #[error("--priority {}: not one of high, low", quoted(.0))]
     Priority(String),
+    #[error("--gpu-memory {0}")]
+    GpuMemory(#[from] gpu_memory::SizeError),
     #[error("--share {}: not a name of 1 to 63 characters out of a-z, 0-9 and -", quoted(.0))]
     Share(String),
     #[error("--gpu {}: neither an index (0, 1, ...) nor a UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)", quoted(.0))]
@@ -67,6 +72,7 @@ impl Request {
             priority: flags.priority.as_deref().map(priority).transpose()?,
             share: flags.share.as_deref().map(share).transpose()?,
             gpu: flags.gpu.as_deref().map(gpu).transpose()?,
+            gpu_memory: gpu_memory(&flags.gpu_memory)?,
             soft_gpu: flags.soft_gpu,
             verbose: flags.verbose,
             report: flags.report,
@@ -130,6 +136,11 @@ fn gpu(text: &OsStr) -> Result<GpuChoice, FlagError> {
         return Ok(GpuChoice::Uuid(text.into_owned()));
     }
     Err(FlagError::Gpu(text.into_owned()))
+}
+
+fn gpu_memory(texts: &[OsString]) -> Result<MemorySizes, FlagError> {
+    let texts: Vec<_> = texts.iter().map(|text| text.to_string_lossy()).collect();
+    Ok(MemorySizes(gpu_memory::parse_all(texts.iter().map(AsRef::as_ref))?))
 }
 
 /// Digits alone: no sign, no spaces.
@@ -211,6 +222,7 @@ pub(crate) mod tests {
 --share ["", ".", "..", "a/b", "A", "a_b", "../x", "a\nb", "ä"]
 --gpu ["", "-1", "gpu0", "GPU-", "GPU-3f8a1c20", "0,1", "1.0", "all", "99999999999"]
 --gpu ["MIG-3f8a1c20-1111-2222-3333-444455556666"]
+--gpu-memory ["", "NVIDIA GB10", "=96Gi", "NVIDIA GB10=96GB", "NVIDIA GB10=1", "NVIDIA GB10=11Ti"]
 --share ["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"]"#;
 
     #[test]

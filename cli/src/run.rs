@@ -278,7 +278,7 @@ impl Entry<'_> {
 
     /// Lists the GPUs. For a new share, also measures the memory that a context takes on its GPU.
     fn list_gpus(&self, driver: &Driver, soft_gpu: Option<&SoftGpu>, is_new: bool) -> Result<Listed, RunError> {
-        let mut listed = gpus::list(&driver.libnvidia_ml, soft_gpu)?;
+        let mut listed = gpus::list(&driver.libnvidia_ml, &self.request.gpu_memory, soft_gpu)?;
         let chosen = plan::chosen(self.request, &listed.gpus).filter(|_| is_new);
         if let Some(gpu) = chosen.and_then(|place| listed.gpus.get_mut(place)) {
             gpus::measure(driver, soft_gpu, gpu, &self.run_dir.context_sizes());

@@ -113,7 +113,8 @@ fn documented() -> Vec<(String, String)> {
 fn cluster(gpus: usize, memory: &str) -> Vec<Value> {
     let gpu = |at: usize| {
         json!({"name": format!("gpu-{at}"), "allowMultipleAllocations": true, "attributes": {
-            "type": {"string": "gpu"}, "driverLimit": {"string": "dmem"}}, "capacity": {
+            "type": {"string": "gpu"}, "driverLimit": {"string": "dmem"}, "uuid": {"string": format!("GPU-{at}")},
+            "nvlinkClique": {"string": "GPU-0"}}, "capacity": {
             "memory": {"value": memory, "requestPolicy": {"default": memory, "validRange": {"min": "64Mi", "step": "1Mi"}}},
             "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}}})
     };

@@ -70,6 +70,38 @@ fn a_client_sees_one_gpu_with_its_share_in_cuda_and_nvml() {
     });
 }
 
+/// As on a machine whose GPU has the system's memory.
+#[test]
+fn a_gpu_without_a_figure_of_its_memory_is_shared_by_the_size_that_is_given() {
+    both(|scene| {
+        prepare(scene);
+        let profile = scene.path("unified.profile");
+        std::fs::write(&profile, "unified = 0\n").unwrap();
+        let run = |flags: &[&str], step: &str| {
+            let mut client = client(scene, flags, &[], &[step]);
+            let variables = [
+                ("SOFT_GPU_PROFILE", profile.clone()),
+                ("SOFT_GPU_STATE", scene.path("unified")),
+            ];
+            client.envs(variables);
+            client
+        };
+        let line = refused(&mut run(&["--memory", "20Gi"], "sizes"), 2);
+        for words in ["--gpu 0: ", "it has 1 (GPU-", "--gpu-memory 'Software GPU GB10=96Gi'"] {
+            assert!(line.contains(words), "{line}");
+        }
+        let size = ["--gpu-memory", "Software GPU GB10=40Gi", "--memory"];
+        let line = refused(&mut run(&[&size[..], &["41Gi"]].concat(), "sizes"), 2);
+        assert!(line.contains("GPU 0 has only 40Gi"), "{line}");
+        let fits = [&size[..], &["20Gi"]].concat();
+        let total = (20 * GIB).to_string();
+        let text = printed(&mut run(&fits, "sizes"));
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[..4], ["1 1", &total, &format!("{total} 1"), &total], "{text}");
+        assert_eq!(printed(&mut run(&fits, "limit")), "2\n0\n0 2\n");
+    });
+}
+
 #[test]
 fn the_limit_is_reached_and_not_passed() {
     both(|scene| {

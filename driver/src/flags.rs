@@ -274,7 +274,7 @@ mod tests {
     fn a_policy_that_is_none_is_refused_with_all_there_are() {
         assert_eq!(
             config(&["--policy=Spread"]).unwrap_err().to_string(),
-            "--policy \"Spread\" is none of binpack, spread, numa, pcie, whole-gpus, first-fit"
+            "--policy \"Spread\" is none of binpack, spread, numa, pcie, nvlink, whole-gpus, first-fit"
         );
     }
 

@@ -45,7 +45,7 @@ plugin.resources.limit.memory=1Gi | limit
 controller.resources.requests.cpu=ten | /controller/resources/requests/cpu
 controller.resources.requests.memory=-1Gi | /controller/resources/requests/memory
 plugin.allNodes=some | /plugin/allNodes
-controller.policy=Spread | 'binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'
+controller.policy=Spread | 'binpack', 'spread', 'numa', 'pcie', 'nvlink', 'whole-gpus', 'first-fit'
 controller.policy= | /controller/policy
 deviceClasses.vgpu.config.allocationPolicy=best | /deviceClasses/vgpu/config/allocationPolicy
 admission.foreignClasses=nic | /admission/foreignClasses
@@ -68,6 +68,8 @@ quota.evictAfter=0s | /quota/evictAfter
 quota.extendedResources={gpu} | /quota/extendedResources/0
 translate.namespaces=all | namespaces
 plugin.contextReserve=some | /plugin/contextReserve
+gpuMemory.NVIDIA GB10=96GB | /gpuMemory/NVIDIA GB10
+gpuMemory.NVIDIA GB10=96 | /gpuMemory/NVIDIA GB10
 # The plugin does not start with one that does not fit in 64 bits; 10Ti is more than any GPU has.
 plugin.contextReserve=99999999999999999999Ti | /plugin/contextReserve
 plugin.contextReserve=99999999999999 | /plugin/contextReserve

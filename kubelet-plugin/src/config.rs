@@ -9,7 +9,8 @@ use clap::{Parser, ValueEnum};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use vgpu_api::{DRIVER_NAME, Pools};
+use vgpu_api::{DRIVER_NAME, Pools, gpu_memory};
+use vgpu_node::gpus::MemorySizes;
 
 /// Where the kernel names the boot of the machine.
 pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -61,6 +62,9 @@ pub struct Flags {
     /// Memory charged for a CUDA context before its real size is measured, as a quantity
     #[arg(long, default_value = "0")]
     pub context_reserve: String,
+    /// Size of a product's memory, of which the driver has no figure: PRODUCT=QUANTITY; may be given for several products
+    #[arg(long, value_name = "PRODUCT=QUANTITY")]
+    pub gpu_memory: Vec<String>,
     /// Who allocates this node's GPUs
     #[arg(long, value_enum, default_value_t)]
     pub allocator: Allocator,
@@ -142,6 +146,8 @@ pub struct Config {
     pub http_address: SocketAddr,
     /// Bytes reserved for each CUDA context; 0: the measured size.
     pub context_reserve: u64,
+    /// Configured sizes of GPUs' memory.
+    pub memory_sizes: MemorySizes,
     /// The file with the measured sizes of CUDA contexts.
     pub context_sizes: PathBuf,
     pub ledger_tmpfs: bool,
@@ -180,6 +186,8 @@ pub enum Error {
     HttpAddress(String),
     #[error("--context-reserve {0:?} is not an amount of memory; give a quantity such as 300Mi")]
     ContextReserve(String),
+    #[error("--gpu-memory {0}; set the chart's gpuMemory")]
+    GpuMemory(#[from] gpu_memory::SizeError),
     #[error("--ignored-xids {0:?} is not a list of XIDs; give numbers with commas between them, such as 13,31")]
     IgnoredXids(String),
     #[error("--kubelet-root {} is too long: the socket {} would exceed 107 bytes", root.display(), socket.display())]
@@ -208,6 +216,7 @@ impl Flags {
         let http_address = http_address.map_err(|_| Error::HttpAddress(self.http_address.clone()))?;
         let context_reserve = bytes(&self.context_reserve);
         let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
+        let memory_sizes = MemorySizes(gpu_memory::parse_all(self.gpu_memory.iter().map(String::as_str))?);
         let ignored_xids = xids(&self.ignored_xids).ok_or_else(|| Error::IgnoredXids(self.ignored_xids.clone()))?;
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
         let sockets = Folders {
@@ -216,13 +225,7 @@ impl Flags {
         };
         let dra_socket = sockets.dra_socket(&self.pod_uid);
         let registration_sockets = sockets.registration_sockets(&self.pod_uid);
-        let too_long = |socket: &&PathBuf| socket.as_os_str().len() > SOCKET_PATH_MAX;
-        if let Some(socket) = registration_sockets.iter().chain([&dra_socket]).find(too_long) {
-            return Err(Error::SocketPath {
-                root: self.kubelet_root,
-                socket: socket.clone(),
-            });
-        }
+        self.check_sockets(registration_sockets.iter().chain([&dra_socket]))?;
         Ok(Config {
             node_name: self.node_name,
             pod_uid: self.pod_uid,
@@ -250,6 +253,7 @@ impl Flags {
             registration_sockets,
             http_address,
             context_reserve,
+            memory_sizes,
             ledger_tmpfs: self.ledger_tmpfs,
             visible_devices: self.visible_devices == VisibleDevices::Dialect,
             on_breach: self.on_breach,
@@ -257,6 +261,16 @@ impl Flags {
             hami_metrics: self.hami_metrics,
             pod_resources: self.kubelet_root.join(POD_RESOURCES),
             kubelet_root: self.kubelet_root,
+        })
+    }
+
+    fn check_sockets<'a>(&self, mut sockets: impl Iterator<Item = &'a PathBuf>) -> Result<(), Error> {
+        let too_long = sockets.find(|socket| socket.as_os_str().len() > SOCKET_PATH_MAX);
+        too_long.map_or(Ok(()), |socket| {
+            Err(Error::SocketPath {
+                root: self.kubelet_root.clone(),
+                socket: socket.clone(),
+            })
         })
     }
 
@@ -403,6 +417,16 @@ mod tests {
     }
 
     #[test]
+    fn sizes_of_memory_are_by_product() {
+        let config = parse(&["--gpu-memory=NVIDIA GB10=96Gi", "--gpu-memory=NVIDIA Thor=64Gi"]).expect("valid");
+        let expected = [
+            ("NVIDIA GB10".to_owned(), 96 << 30),
+            ("NVIDIA Thor".to_owned(), 64 << 30),
+        ];
+        assert_eq!(config.memory_sizes, MemorySizes(expected.into()));
+    }
+
+    #[test]
     fn an_instance_of_a_pod_has_sockets_of_its_own() {
         let uid = "5c0f3b9a-0000-4000-8000-000000000001";
         let config = parse(&[&format!("--pod-uid={uid}")]).expect("valid");
@@ -450,6 +474,7 @@ mod tests {
             (vec!["--shares=65"], "--shares", "65"),
             (vec!["--http-address=9440"], "--http-address", "9440"),
             (vec!["--context-reserve=-1Mi"], "--context-reserve", "-1Mi"),
+            (vec!["--gpu-memory=NVIDIA GB10=much"], "--gpu-memory", "much"),
             (vec!["--ignored-xids=13,all"], "--ignored-xids", "13,all"),
             (vec!["--ignored-xids=13, 31"], "--ignored-xids", "13, 31"),
             (vec!["--ignored-xids=-1"], "--ignored-xids", "-1"),

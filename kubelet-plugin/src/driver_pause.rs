@@ -84,7 +84,11 @@ mod tests {
     #[tokio::test]
     async fn the_driver_is_not_asked_while_the_label_says_so() {
         // The program does not exist, so an attempt to start it would return another error.
-        let nvml = Nvml::new(Path::new("/none"), Path::new("/"));
+        let nvml = Nvml::new(
+            Path::new("/none"),
+            Path::new("/"),
+            &vgpu_node::gpus::MemorySizes::default(),
+        );
         let rescan = Arc::new(Notify::new());
         let (sender, events) = futures::channel::mpsc::unbounded();
         let running = tokio::spawn(run(events, nvml.clone(), rescan.clone()));

@@ -104,7 +104,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let parts = TaskInputs {
         processes,
         cluster,
-        nvml: Nvml::new(Path::new("/proc/self/exe"), &config.driver_root),
+        nvml: Nvml::new(Path::new("/proc/self/exe"), &config.driver_root, &config.memory_sizes),
         config: config.clone(),
         boot: boot(&config.boot_id)?,
         sources: Sources {

@@ -147,3 +147,29 @@ fn an_nvml_that_cannot_be_opened_is_said_once_and_no_limit_hangs_on_it() {
         "{said}"
     );
 }
+
+/// As on a machine whose GPU has the system's memory.
+#[test]
+fn a_gpu_without_a_figure_of_its_memory_shows_the_shares() {
+    let bench = Bench::with_profile("memory = 2GiB\nunified = 0\n");
+    let bare = bench.bare(&["init", "memory"]).output().expect("a client");
+    let (reserved, [one, other]) = (512 << 20, [0, 1].map(|index| bench.gpu(index)));
+    let seen = format!("memory 0 2 {one} 0 0 {other} {} {reserved}", 2 * GIB + reserved);
+    assert_eq!(lines(&bare)[1], seen, "nothing is written");
+    bench.share("share", 0, 0, GIB);
+    let mut client = bench.caller(true);
+    client.init();
+    client.ok("cuMemAlloc_v2 >1 512MiB");
+    assert_eq!(client.used(0), GIB / 2, "by the second version");
+    assert_eq!(client.call("cuMemAlloc_v2 >2 513MiB"), 2, "the limit holds");
+    let shown = bench.run(&["init", "info", "memory"]);
+    assert_eq!(shown[1], format!("info 0 {} {GIB}", GIB / 2));
+    assert_eq!(shown[2], format!("memory 0 1 {} {GIB} {}", bench.gpu(0), GIB / 2));
+    // The driver's figure of free memory lacks what the page cache would give back.
+    let _other = {
+        let mut other = Serving::new(bench.bare(&["init", "alloc:1408MiB", "serve"]));
+        other.did(&["init", "alloc:1408MiB"]);
+        other
+    };
+    assert_eq!(bench.run(&["init", "info"])[1], format!("info 0 {} {GIB}", GIB / 2));
+}

@@ -128,6 +128,7 @@ slices = [] | Node n1 | set the chart's driverRoot
 nodes/0/status/nodeInfo/containerRuntimeVersion = "containerd://1.6.9" | Node n1 | containerd://1.6.9
 vgpu_nodes/0/status/asOf = "2026-01-01T23:50:00Z" | VgpuNode n1 | was written 600 s ago
 vgpu_nodes/0/status/conditions/0 = {"type": "Ready", "status": "False", "reason": "Library", "message": "disk full"} | VgpuNode n1 | is not ready: Library: disk full
+vgpu_nodes/0/status/conditions/0 = {"type": "DriverFound", "status": "True", "reason": "GpusLeftOut", "message": "GPU GPU-1: no figure"} | VgpuNode n1 | GpusLeftOut: GPU GPU-1: no figure
 vgpu_nodes = [{"metadata": {"name": "n1"}, "status": {"asOf": "2026-01-01T23:59:10Z"}}, {"metadata": {"name": "n2"}, "status": {}}] | VgpuNode n2 | kubectl delete vgpunode n2"#;
 
 fn set(seen: &mut Seen, place: &str, value: Value) {

@@ -23,6 +23,15 @@ fn said_not_ready(vgpu_node: &Value) -> Option<(&str, &str)> {
     Some((text(condition, "/reason"), text(condition, "/message")))
 }
 
+/// Reason and message, if a plugin found a driver and has remarks on its GPUs. GPUs in MIG mode are not among them.
+fn remarks(vgpu_node: &Value) -> Option<(&str, &str)> {
+    let conditions = list(vgpu_node, "/status/conditions").iter();
+    let mut found = conditions.filter(|of| of["type"] == "DriverFound" && of["status"] == "True");
+    let found = found.next()?;
+    let (reason, message) = (text(found, "/reason"), text(found, "/message"));
+    matches!(reason, "GpusLeftOut" | "LinksContradict").then_some((reason, message))
+}
+
 /// For nodes whose plugin is ready: its own condition and the age of its figures. A plugin that is not ready, also beside
 /// one that is, is a finding about its pod.
 pub(super) fn of(seen: &Seen) -> Vec<Finding> {
@@ -47,6 +56,14 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
         {
             let breaks = "no new claims are prepared there, or their limits are not watched";
             return Some(finding(name, format!("is not ready: {reason}: {message}"), breaks, log));
+        }
+        if let Some((reason, message)) = remarks(one).filter(|_| ready.contains(name)) {
+            let breaks = match reason {
+                "GpusLeftOut" => "these GPUs are not offered",
+                _ => "claims that match nvlinkClique, and the policy nvlink, leave these GPUs out",
+            };
+            let mend = format!("do what is said of each; {log}");
+            return Some(finding(name, format!("{reason}: {message}"), breaks, mend));
         }
         let written = text(one, "/status/asOf").parse::<jiff::Timestamp>().ok()?;
         let age = seen.now - written.as_second();

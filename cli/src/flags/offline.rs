@@ -17,6 +17,7 @@ Policies:
   binpack     the device with least memory left, then least cores, then by name
   spread      the node with most memory left, and there the device with most
   numa, pcie  devices of one NUMA node or PCIe root together, as far as possible
+  nvlink      GPUs that reach each other over NVLink together, as far as possible
   whole-gpus  GPUs in use before unused ones
   first-fit   the choice of Kubernetes' own allocator, on the first node by name
 

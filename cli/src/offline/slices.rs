@@ -242,6 +242,7 @@ fn attributes(kind: &str, product: &Product, index: u32, flags: &SlicesFlags) ->
         "brand": {"string": "Nvidia"},
         "architecture": {"string": product.architecture},
         "cudaComputeCapability": {"version": product.compute_capability},
+        "memorySource": {"string": "nvml"},
         "driverLimit": {"string": "none"},
     });
     for (name, version) in [("driverVersion", &flags.driver), ("cudaDriverVersion", &flags.cuda)] {

@@ -58,7 +58,9 @@ impl Order {
     /// The orders to try, one after the other.
     pub(crate) fn of_policy(policy: AllocationPolicy) -> Vec<Self> {
         let scopes = match policy {
-            AllocationPolicy::Numa | AllocationPolicy::Pcie => vec![Scope::Pod, Scope::Claim, Scope::None],
+            AllocationPolicy::Numa | AllocationPolicy::Pcie | AllocationPolicy::Nvlink => {
+                vec![Scope::Pod, Scope::Claim, Scope::None]
+            }
             _ => vec![Scope::None],
         };
         scopes.into_iter().map(|scope| Self { policy, scope }).collect()
@@ -69,6 +71,7 @@ impl Order {
         match self.policy {
             AllocationPolicy::Numa => Some("resource.kubernetes.io/numaNode"),
             AllocationPolicy::Pcie => Some("resource.kubernetes.io/pcieRoot"),
+            AllocationPolicy::Nvlink => Some("dra.vgpu/nvlinkClique"),
             _ => None,
         }
     }
@@ -166,7 +169,9 @@ impl Order {
             AllocationPolicy::Binpack => (0, memory, cores),
             AllocationPolicy::Spread => (0, memory.saturating_neg(), cores.saturating_neg()),
             AllocationPolicy::WholeGpus => (i128::from(stock.is_unused(index)), memory, cores),
-            AllocationPolicy::Numa | AllocationPolicy::Pcie => (self.tightness(candidate, groups), memory, cores),
+            AllocationPolicy::Numa | AllocationPolicy::Pcie | AllocationPolicy::Nvlink => {
+                (self.tightness(candidate, groups), memory, cores)
+            }
             AllocationPolicy::FirstFit => (0, 0, 0),
         };
         (conditions, Reverse(0), first, second, third)
@@ -191,7 +196,9 @@ impl Order {
                     third,
                 )
             }
-            AllocationPolicy::Numa | AllocationPolicy::Pcie => (conditions, Reverse(0), 0, second, third),
+            AllocationPolicy::Numa | AllocationPolicy::Pcie | AllocationPolicy::Nvlink => {
+                (conditions, Reverse(0), 0, second, third)
+            }
             _ => (conditions, Reverse(0), first, second, third),
         }
     }

@@ -24,6 +24,7 @@
 pub mod capacity;
 pub mod config;
 pub mod decode;
+pub mod gpu_memory;
 mod loosen;
 pub mod quota;
 pub mod request;

@@ -503,7 +503,7 @@ fn install_soft_gpu(state: &State, node: Node, from: &Path, lists_processes: boo
     fs::create_dir_all(&shared).context("cannot create the software GPU's state")?;
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).context("cannot open the software GPU's state")?;
     let pids = if lists_processes { "own" } else { "none" };
-    fs::write(shared.join("profile"), format!("nvml_pids = {pids}\n"))
+    fs::write(shared.join("profile"), format!("nvml_pids = {pids}\nnvlink = 0-1\n"))
         .context("cannot write the software GPU's profile")?;
     // No two nodes have the same GPUs.
     fs::write(

@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("example_whole_gpu_is_shared_with_nobody", whole_gpu),
     ("example_workloads_are_accepted_and_the_job_runs", workloads),
     ("example_driver_limit_waits_for_a_gpu_that_has_it", driver_limit),
+    ("example_nvlink_has_two_gpus_of_one_island", nvlink),
     ("every_example_is_run_here_and_has_a_readme", every_example),
 ];
 
@@ -233,6 +234,28 @@ fn driver_limit() -> Result<()> {
             "FailedScheduling",
             &["cannot allocate all claims"],
         )
+    })
+}
+
+/// The software GPUs of the cluster are joined by a switch.
+fn nvlink() -> Result<()> {
+    if shared::prepared().gpu.is_nvidia() {
+        vgpu_skip::skip(
+            "example::example_nvlink_has_two_gpus_of_one_island",
+            "this machine's GPUs may have no NVLink",
+        );
+        return Ok(());
+    }
+    shared::in_namespace("example-nvlink", |_, kube| {
+        kube.apply(&workload::manifests(&install::example("nvlink"))?)?;
+        kube.wait_running("nvlink", LIMIT)?;
+        let claims = kube.get(&["resourceclaims"])?;
+        let results = &claims["items"][0]["status"]["allocation"]["devices"]["results"];
+        ensure!(
+            results[0]["device"] != results[1]["device"] && results[2].is_null(),
+            "the pod has shares of {results}"
+        );
+        Ok(())
     })
 }
 

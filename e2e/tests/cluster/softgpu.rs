@@ -1,7 +1,9 @@
-//! The chart's `softGpu.gpus`: its init container puts software GPUs on the node, and a pod has a share of one.
+//! The chart's `softGpu.gpus`: its init container puts software GPUs on the node, and pods have shares of them. One of them
+//! has the system's memory, and its size is the chart's.
 
 use anyhow::{Context, Result, ensure};
-use vgpu_e2e::cluster::Cluster;
+use serde_json::{Value, json};
+use vgpu_e2e::cluster::{Cluster, Node};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
@@ -19,7 +21,11 @@ pub(crate) const TESTS: &[Test] = &[(
 )];
 
 /// The state folder differs from that of the cluster's own software GPU, so the GPUs differ too.
-const VALUES: &str = "driverRoot=/,softGpu.gpus=3,softGpu.state=/var/lib/soft-gpu/of-the-chart";
+const VALUES: &str =
+    "driverRoot=/,softGpu.gpus=3,softGpu.state=/var/lib/soft-gpu/of-the-chart,gpuMemory.Software GPU GB10=40Gi";
+const STATE: &str = "/var/lib/soft-gpu/of-the-chart";
+/// The init container leaves it as it is. The third GPU's memory is also the system's.
+const PROFILE: &str = "gpus = 3\nunified = 2\n";
 
 fn from_the_chart() -> Result<()> {
     if shared::prepared().gpu.is_nvidia() {
@@ -32,6 +38,9 @@ fn from_the_chart() -> Result<()> {
     shared::in_namespace_of(shared::observed()?, "soft-gpu", |installed, kube| {
         let cluster = &installed.cluster;
         cluster.import(shared::prepared().archive_of(image::SOFT_GPU)?)?;
+        let state = cluster.node(Node::FIRST).path_inside(STATE)?;
+        std::fs::create_dir_all(&state).with_context(|| format!("cannot create {}", state.display()))?;
+        std::fs::write(state.join("profile"), PROFILE).context("cannot write the profile")?;
         let before = plugins::uids(cluster)?;
         let tested = upgrade(cluster).and_then(|()| shares(installed, kube, &before));
         let back = roll_back(cluster).and_then(|()| plugins::settle(cluster, &[]).map(drop));
@@ -58,6 +67,48 @@ fn shares(installed: &Installed, kube: &Kube<'_>, before: &[String]) -> Result<(
     kube.apply(&pod("on-a-software-gpu", "client", &HOLD, "load"))?;
     kube.wait_running("on-a-software-gpu", LIMIT)?;
     kube.exec("on-a-software-gpu", &["sh", "-c", PROVES])?;
-    // Delete the pod now, because the plugin that the rollback restores does not know this GPU.
-    kube.run(&["delete", "pod", "on-a-software-gpu"]).map(drop)
+    configured(kube)?;
+    // Delete the pods now, because the plugin that the rollback restores does not know these GPUs.
+    kube.run(&["delete", "pod", "on-a-software-gpu", "unified"]).map(drop)
+}
+
+/// The size is the chart's, the limit holds, and nothing says that it was checked.
+fn configured(kube: &Kube<'_>) -> Result<()> {
+    let sizes: Vec<u64> = install::published(kube)?
+        .iter()
+        .filter(|gpu| gpu.product == "Software GPU GB10")
+        .map(|gpu| gpu.memory)
+        .collect();
+    ensure!(
+        Some(&sizes[..]) == install::bytes("40Gi").as_ref().map(std::slice::from_ref),
+        "{sizes:?}"
+    );
+    let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "unified"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+            "deviceClassName": "vgpu", "capacity": {"requests": {"memory": "4Gi"}},
+            "selectors": [{"cel": {"expression": "device.attributes['dra.vgpu'].memorySource == 'configured'"}}]}}]}}});
+    let hold = ["vgpu-client", "hold", "1073741824"];
+    let named = pod("unified", "client", &hold, "unified").replace("resourceClaimTemplateName", "resourceClaimName");
+    kube.apply(&format!("{claim}\n---\n{named}"))?;
+    kube.wait_running("unified", LIMIT)?;
+    let line: Value = serde_json::from_str(&kube.exec("unified", &["vgpu-client", "check"])?)?;
+    ensure!(
+        line["total"].as_u64() == install::bytes("4Gi") && line["free"].as_u64() == install::bytes("3Gi"),
+        "{line}"
+    );
+    wait(
+        LIMIT,
+        "MemoryEnforced to say that only the ledger holds the limit",
+        || {
+            let claim = kube.get(&["resourceclaim", "unified"])?;
+            let conditions = claim["status"]["devices"][0]["conditions"].as_array().cloned();
+            let mut memory = conditions
+                .into_iter()
+                .flatten()
+                .filter(|of| of["type"] == "MemoryEnforced");
+            let memory = memory.next().unwrap_or_default();
+            ensure!(memory["status"] != "True", "{memory}");
+            Ok((memory["reason"] == "LedgerOnly").then_some(()))
+        },
+    )
 }

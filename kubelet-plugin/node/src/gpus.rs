@@ -1,15 +1,20 @@
 //! Lists a machine's GPUs through NVML.
 
+mod memory_sizes;
+mod nvlink;
+mod read_nvlink;
 mod sysfs;
 
+pub use memory_sizes::{MemorySizes, MemorySource};
 pub use sysfs::{PciGpu, nvidia_gpus};
 
 use crate::driver_limit::DriverLimit;
 use crate::files;
+use nvlink::{Islands, Linked, Links};
 use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::{Nvml, cuda_driver_version_major, cuda_driver_version_minor};
+use nvml_wrapper::{Device, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::path::Path;
@@ -35,12 +40,17 @@ pub struct Gpu {
     pub driver_version: String,
     /// Major and minor.
     pub cuda_version: (i32, i32),
-    /// Memory for shares: total minus reserved, in whole MiB.
+    /// Memory for shares, in whole MiB: by NVML total minus reserved.
     pub memory: u64,
+    #[serde(default)]
+    pub memory_source: MemorySource,
     /// Domain, bus, device and function as the kernel writes them: `0000:3b:00.0`.
     pub pci_bus_id: Option<String>,
     pub pcie_root: Option<String>,
     pub numa_node: Option<u32>,
+    /// Equal for GPUs that reach each other over NVLink. None: the GPU has no NVLink to another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink_clique: Option<String>,
     /// Whether the driver limits the memory of cgroups on this GPU. None: nobody has asked; NVML's list does not say it. A
     /// claim's record has only what was found out, because a release that does not know [`DriverLimit::Unknown`] could not
     /// read the record.
@@ -53,6 +63,9 @@ pub struct Gpu {
 pub struct List {
     pub gpus: Vec<Gpu>,
     pub left_out: Vec<LeftOut>,
+    /// What GPUs say of their NVLinks and do not agree on: a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contradictions: Vec<String>,
 }
 
 /// A GPU that NVML lists but that cannot be used.
@@ -78,6 +91,13 @@ pub enum Error {
         "GPU {0} is in MIG mode, so it cannot be shared as a whole; switch MIG off (nvidia-smi -mig 0) to share it"
     )]
     Mig(String),
+    /// NVML has no figure of its memory, and no size is configured.
+    #[error(
+        "GPU {uuid}: the driver has no figure of the memory of {product:?}, which the GPU shares with the system; say how \
+         much of it shares may have: gpuMemory: {{{product:?}: 96Gi}} in the chart's values, --gpu-memory \
+         '{product}=96Gi' of vgpu run"
+    )]
+    NoMemoryFigure { uuid: String, product: String },
     #[error("the NVIDIA driver lists no GPU; check nvidia-smi")]
     NoGpu,
 }
@@ -120,17 +140,35 @@ impl List {
     }
 }
 
-/// Returns the GPUs by index, and those that are left out.
+/// Returns the GPUs by index, and those that are left out. `sizes`: configured sizes of memory.
 ///
 /// # Errors
 /// The driver itself cannot be asked.
-pub fn list(nvml: &Nvml) -> Result<List, Error> {
+pub fn list(nvml: &Nvml, sizes: &MemorySizes) -> Result<List, Error> {
     let driver_version = nvml.sys_driver_version().map_err(failed("driver version"))?;
     let cuda = nvml.sys_cuda_driver_version().map_err(failed("CUDA version"))?;
     let cuda_version = (cuda_driver_version_major(cuda), cuda_driver_version_minor(cuda));
     let count = nvml.device_count().map_err(failed("device count"))?;
-    let read = |index| read_one(nvml, Path::new("/sys"), index, &driver_version, cuda_version);
-    Ok(List::new((0..count).map(read)))
+    let mut links = Vec::new();
+    let read = |index| {
+        let (gpu, of_gpu) = read_one(nvml, Path::new("/sys"), sizes, index, &driver_version, cuda_version)?;
+        links.push(of_gpu);
+        Ok(gpu)
+    };
+    let mut list = List::new((0..count).map(read));
+    let linked = list.gpus.iter().zip(&links);
+    let linked: Vec<Linked<'_>> = linked
+        .map(|(gpu, links)| (gpu.uuid.as_str(), gpu.pci_bus_id.as_deref(), links))
+        .collect();
+    let Islands {
+        mut names,
+        contradictions,
+    } = Islands::of(&linked);
+    for gpu in &mut list.gpus {
+        gpu.nvlink_clique = names.remove(&gpu.uuid);
+    }
+    list.contradictions = contradictions;
+    Ok(list)
 }
 
 /// Returns a function that converts NVML's error on reading `field` of the driver.
@@ -144,10 +182,11 @@ pub fn failed(field: &'static str) -> impl Fn(NvmlError) -> Error {
 fn read_one(
     nvml: &Nvml,
     sys: &Path,
+    sizes: &MemorySizes,
     index: u32,
     driver_version: &str,
     cuda_version: (i32, i32),
-) -> Result<Gpu, LeftOut> {
+) -> Result<(Gpu, Links), LeftOut> {
     let unreadable = |uuid: Option<&String>, field: &'static str| {
         let uuid = uuid.cloned();
         move |error: NvmlError| LeftOut {
@@ -169,28 +208,52 @@ fn read_one(
             why: Error::Mig(uuid),
         });
     }
-    let memory = device.memory_info().map_err(failed("memory"))?;
+    let name = device.name().map_err(failed("name"))?;
+    let by_nvml = memory_by_nvml(&device).map_err(failed("memory"))?;
+    let (memory, memory_source) = sizes.of(&name, by_nvml).ok_or_else(|| no_figure(&uuid, &name))?;
     let capability = device.cuda_compute_capability().map_err(failed("compute capability"))?;
     let pci_bus_id = device
         .pci_info()
         .ok()
         .and_then(|pci| sysfs::kernel_spelling(&pci.bus_id));
-    Ok(Gpu {
+    let links = read_nvlink::links(nvml, &device);
+    let gpu = Gpu {
         index,
         minor: device.minor_number().ok(),
-        name: device.name().map_err(failed("name"))?,
+        name,
         brand: device.brand().map_or("Unknown", brand).to_owned(),
         architecture: device.architecture().unwrap_or(DeviceArchitecture::Unknown).to_string(),
         compute_capability: (capability.major, capability.minor),
         driver_version: driver_version.to_owned(),
         cuda_version,
-        memory: memory.total.saturating_sub(memory.reserved) / MIB * MIB,
+        memory,
+        memory_source,
         pcie_root: pci_bus_id.as_deref().and_then(|id| sysfs::pcie_root(sys, id)),
         numa_node: pci_bus_id.as_deref().and_then(|id| sysfs::numa_node(sys, id)),
         pci_bus_id,
+        nvlink_clique: None,
         driver_limit: None,
         uuid,
-    })
+    };
+    Ok((gpu, links))
+}
+
+fn no_figure(uuid: &str, product: &str) -> LeftOut {
+    LeftOut {
+        uuid: Some(uuid.to_owned()),
+        why: Error::NoMemoryFigure {
+            uuid: uuid.to_owned(),
+            product: product.to_owned(),
+        },
+    }
+}
+
+/// The memory that programs can allocate, in whole MiB. None: NVML has no figure of this GPU's memory.
+fn memory_by_nvml(device: &Device<'_>) -> Result<Option<u64>, NvmlError> {
+    match device.memory_info() {
+        Err(NvmlError::NotSupported) => Ok(None),
+        memory => memory.map(|memory| Some(memory.total.saturating_sub(memory.reserved) / MIB * MIB)),
+    }
 }
 
 /// The names that NVIDIA's DRA driver publishes.

@@ -7,7 +7,6 @@
 //!  vgpu run ────────────┴─► mounts, locks, gpus
 //!  vgpu-driver-limit ─────► cgroup, files, lock_file, driver_limit ◄── vgpu-kubelet-plugin
 //! ```
-#![forbid(unsafe_code)]
 
 pub mod arbitration;
 pub mod cgroup;

@@ -26,6 +26,8 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use vgpu_api::gpu_memory;
+use vgpu_node::gpus::MemorySizes;
 
 /// The first argument.
 pub const ARGUMENT: &str = "check";
@@ -37,6 +39,9 @@ struct Flags {
     /// Folder of NVIDIA's driver
     #[arg(long, default_value = "/")]
     driver_root: PathBuf,
+    /// Size of a product's memory, of which the driver has no figure
+    #[arg(long, value_name = "PRODUCT=QUANTITY")]
+    gpu_memory: Vec<String>,
     #[command(subcommand)]
     what: What,
 }
@@ -101,7 +106,9 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
 }
 
 fn run(flags: Flags) -> Result<String, String> {
-    let nvml = Nvml::new(Path::new("/proc/self/exe"), &flags.driver_root);
+    let sizes = gpu_memory::parse_all(flags.gpu_memory.iter().map(String::as_str));
+    let sizes = MemorySizes(sizes.map_err(|error| format!("--gpu-memory {error}"))?);
+    let nvml = Nvml::new(Path::new("/proc/self/exe"), &flags.driver_root, &sizes);
     match flags.what {
         What::Child => json(&child::check(&nvml)?),
         What::Processes { gpu, share, tmpfs } => {

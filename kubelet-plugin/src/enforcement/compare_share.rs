@@ -124,6 +124,8 @@ fn facts(files: &ShareFiles) -> Result<(ShareFacts, Vec<ShareMount>), String> {
         key,
         gpu: limits.gpu,
         limit: limits.memory,
+        // The limits file does not say it, and the figures are compared for whoever looks at them.
+        is_configured: false,
         ledger: usage.into(),
         prepared: None,
     };

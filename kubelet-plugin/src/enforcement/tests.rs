@@ -1185,7 +1185,7 @@ fn real_processes_in_real_mount_namespaces_on_a_driver() {
         .join("soft-gpu");
     vgpu_built_from::assert_fresh(&driver.join("libcuda.so.1"));
     vgpu_built_from::assert_fresh(&driver.join("libnvidia-ml.so.1"));
-    let nvml = Local::new(driver.clone());
+    let nvml = Local::new(driver.clone(), vgpu_node::gpus::MemorySizes::default());
     let list = nvml.sample(true).list.expect("asked for").expect("GPUs");
     let soft = &list.gpus[0].uuid;
 

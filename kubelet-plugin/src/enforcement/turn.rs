@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use vgpu_api::config::MemoryEnforcement;
 use vgpu_node::cgroup::Container;
+use vgpu_node::gpus::MemorySource;
 
 /// From one whole reading of /proc to the next.
 const WHOLE_EVERY: Duration = Duration::from_secs(4);
@@ -485,6 +486,7 @@ impl Records {
                 };
                 self.usage.insert(key.clone(), used);
                 let gpu = node.claims().gpus.get(&share.gpu);
+                let is_configured = gpu.is_some_and(|gpu| gpu.memory_source == MemorySource::Configured);
                 if gpu.is_some_and(|gpu| !share.is_part_of(gpu.memory)) {
                     self.whole.insert(key.clone());
                 }
@@ -495,6 +497,7 @@ impl Records {
                     key,
                     gpu: share.gpu.clone(),
                     limit: share.memory,
+                    is_configured,
                     ledger,
                     prepared: node.prepared_at(uid),
                 });
@@ -525,7 +528,8 @@ impl ShareSettling {
         if memory.reason == Reason::Library && wall.is_some_and(|wall| wall.holds) {
             memory.reason = Reason::DriverAndLibrary;
         }
-        if memory.status == Some(true) && self.missing.is_some_and(|missing| missing.is_settled) {
+        let has_no_breach = memory.status == Some(true) || memory.reason == Reason::LedgerOnly;
+        if has_no_breach && self.missing.is_some_and(|missing| missing.is_settled) {
             memory = Finding::fails(Reason::DriverLimitMissing);
         }
         ShareFindings {

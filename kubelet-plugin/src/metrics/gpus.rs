@@ -15,6 +15,8 @@ struct Sample {
     driver_version: String,
     /// Who limits cgroups on it: `dmem`, `misc` or `none`.
     driver_limit: &'static str,
+    /// Where the size of its memory comes from: `nvml` or `configured`.
+    memory_source: &'static str,
     memory: u64,
     held: HeldOnGpu,
     healthy: bool,
@@ -41,6 +43,7 @@ fn samples(sources: &Sources) -> Vec<Sample> {
             model: gpu.name.clone(),
             driver_version: gpu.driver_version.clone(),
             driver_limit: gpu.driver_limit.as_ref().map_or("none", DriverLimit::name),
+            memory_source: gpu.memory_source.name(),
             memory: gpu.memory,
             healthy: inventory.troubles(&gpu.uuid).is_empty(),
             taints: taints(inventory, &gpu.uuid),
@@ -125,13 +128,14 @@ pub(super) fn encode(sources: &Sources, encoder: &mut DescriptorEncoder<'_>) -> 
             ("model", sample.model.clone()),
             ("driver_version", sample.driver_version.clone()),
             ("driver_limit", sample.driver_limit.to_owned()),
+            ("memory_source", sample.memory_source.to_owned()),
         ];
         joined(sample, &own)
     });
     encode_info(
         encoder,
         "gpu_info",
-        "1 for each GPU, with its model, the driver's version, and who limits cgroups on it (dmem, misc or none)",
+        "1 for each GPU, with its model, the driver's version, who limits cgroups on it (dmem, misc or none), and where the size of its memory comes from (nvml or configured)",
         models,
     )?;
     let taints = samples.iter().flat_map(|sample| {

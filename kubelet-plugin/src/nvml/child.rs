@@ -9,17 +9,23 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::mpsc;
 
-/// Runs as the child. `arguments` follow [`super::ARGUMENT`]: the driver root.
+/// Runs as the child. `arguments` follow [`super::ARGUMENT`]: the driver root, and the configured sizes of memory as JSON.
 #[must_use]
 pub fn helper(arguments: &[OsString]) -> ExitCode {
-    let [driver_root] = arguments else {
+    let parsed = match arguments {
+        [driver_root, sizes] => sizes
+            .to_str()
+            .and_then(|sizes| Some((driver_root, serde_json::from_str(sizes).ok()?))),
+        _ => None,
+    };
+    let Some((driver_root, sizes)) = parsed else {
         eprintln!(
-            "vgpu-kubelet-plugin {}: the one argument is the driver root",
+            "vgpu-kubelet-plugin {}: the arguments are the driver root, and sizes of memory as JSON",
             super::ARGUMENT
         );
         return ExitCode::FAILURE;
     };
-    match serve(&Local::new(driver_root.into())) {
+    match serve(&Local::new(driver_root.into(), sizes)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("vgpu-kubelet-plugin {}: {error}", super::ARGUMENT);

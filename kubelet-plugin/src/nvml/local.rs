@@ -11,11 +11,12 @@ use nvml_wrapper::Nvml;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use vgpu_node::gpus;
+use vgpu_node::gpus::{self, MemorySizes};
 
 /// The GPUs of one driver root.
 pub struct Local {
     driver_root: PathBuf,
+    sizes: MemorySizes,
     state: Mutex<State>,
     /// Shared with the thread that waits for XIDs.
     events: Arc<Mutex<Events>>,
@@ -36,9 +37,10 @@ struct State {
 
 impl Local {
     #[must_use]
-    pub fn new(driver_root: PathBuf) -> Self {
+    pub fn new(driver_root: PathBuf, sizes: MemorySizes) -> Self {
         Self {
             driver_root,
+            sizes,
             state: Mutex::default(),
             events: Arc::default(),
         }
@@ -50,7 +52,7 @@ impl Local {
             Some(nvml) => nvml,
             None => library::start(&self.driver_root)?,
         };
-        let list = with_list.then(|| gpus::list(&nvml)).transpose()?;
+        let list = with_list.then(|| gpus::list(&nvml, &self.sizes)).transpose()?;
         let count = nvml.device_count().map_err(gpus::failed("device count"))?;
         if !state.is_waiting {
             faults::start_waiting(&self.driver_root, &self.events).map_err(|error| Error::Silent(error.to_string()))?;
@@ -112,7 +114,7 @@ mod tests {
     #[test]
     fn a_node_without_a_driver_says_where_it_looked() {
         let root = tempfile::tempdir().expect("a folder");
-        let sample = Local::new(root.path().to_path_buf()).sample(true);
+        let sample = Local::new(root.path().to_path_buf(), MemorySizes::default()).sample(true);
         let error = sample.list.expect("asked for").expect_err("no driver");
         assert!(matches!(&error, Error::NoLibrary { root: named, .. } if named == root.path()));
         let error = error.to_string();
@@ -133,7 +135,7 @@ mod tests {
         let folder = root.path().join("usr/lib64");
         std::fs::create_dir_all(&folder).expect("a folder");
         std::fs::write(folder.join("libnvidia-ml.so.1"), "not ELF").expect("written");
-        let sample = Local::new(root.path().to_path_buf()).sample(true);
+        let sample = Local::new(root.path().to_path_buf(), MemorySizes::default()).sample(true);
         let error = sample.list.expect("asked for").expect_err("no library");
         assert!(
             matches!(&error, Error::Init { library, .. } if library.starts_with(root.path())),

@@ -1,7 +1,7 @@
 //! NVML in a child process: the plugin asks the driver for one thing, a [`Sample`] of all GPUs, through [`Nvml`].
 //!
 //! ```text
-//!  sampler ─► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT`
+//!  sampler ─► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT SIZES`
 //!              ▲                                        │ Local: libnvidia-ml.so.1 of the driver root
 //!              └──────── a sample, a line ──────────────┘
 //! ```

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use vgpu_node::gpus::MemorySizes;
 
 /// Asks NVML. Clones ask the same child, one question at a time.
 #[derive(Clone, Debug)]
@@ -19,6 +20,7 @@ pub struct Nvml(Arc<Shared>);
 struct Shared {
     program: PathBuf,
     driver_root: PathBuf,
+    sizes: MemorySizes,
     times: AnswerTimes,
     /// Locked by the caller that asks.
     conversation: Mutex<Option<Conversation>>,
@@ -65,20 +67,21 @@ pub enum NvmlError {
 // === impl Nvml ===
 
 impl Nvml {
-    /// `program`: the path of this program.
+    /// `program`: the path of this program. `sizes`: configured sizes of memory.
     #[must_use]
-    pub fn new(program: &Path, driver_root: &Path) -> Self {
+    pub fn new(program: &Path, driver_root: &Path, sizes: &MemorySizes) -> Self {
         let times = AnswerTimes {
             first: STARTS_WITHIN,
             other: ANSWERS_WITHIN,
         };
-        Self::with_times(program, driver_root, times)
+        Self::with_times(program, driver_root, sizes, times)
     }
 
-    fn with_times(program: &Path, driver_root: &Path, times: AnswerTimes) -> Self {
+    fn with_times(program: &Path, driver_root: &Path, sizes: &MemorySizes, times: AnswerTimes) -> Self {
         Self(Arc::new(Shared {
             program: program.to_path_buf(),
             driver_root: driver_root.to_path_buf(),
+            sizes: sizes.clone(),
             times,
             conversation: Mutex::default(),
             process: Mutex::default(),
@@ -169,7 +172,8 @@ impl Nvml {
         }
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut command = Command::new(&self.0.program);
-        command.arg(ARGUMENT).arg(&self.0.driver_root);
+        let sizes = serde_json::to_string(&self.0.sizes).map_err(|error| NvmlError::Failed(error.to_string()))?;
+        command.arg(ARGUMENT).arg(&self.0.driver_root).arg(sizes);
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
         process.child = Some(command.spawn().map_err(failed)?);
         Ok(Conversation {
@@ -255,14 +259,14 @@ mod tests {
         other: Duration::from_millis(300),
     };
 
-    /// A child that is a shell script. `$1` and `$2` are its arguments; questions come from its standard input, which is
+    /// A child that is a shell script. `$1` to `$3` are its arguments; questions come from its standard input, which is
     /// where the answers go.
     fn script(text: &str) -> (tempfile::TempDir, Nvml) {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("child");
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("written");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("set");
-        let nvml = Nvml::with_times(&path, dir.path(), TIMES);
+        let nvml = Nvml::with_times(&path, dir.path(), &MemorySizes::default(), TIMES);
         (dir, nvml)
     }
 
@@ -294,7 +298,7 @@ mod tests {
         let (_dir, nvml) = script("exit 1");
         let error = nvml.list().expect_err("it ends at once").to_string();
         assert!(error.contains("ended or failed"), "{error}");
-        let nvml = Nvml::new(Path::new("/none"), Path::new("/"));
+        let nvml = Nvml::new(Path::new("/none"), Path::new("/"), &MemorySizes::default());
         assert!(nvml.list().is_err() && nvml.sample(false).gpus.is_err());
     }
 

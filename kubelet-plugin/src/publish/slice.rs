@@ -1,7 +1,7 @@
 //! Converts GPUs into the devices of ResourceSlices. Pure.
 //!
 //! Every device has every attribute, because the scheduler treats a selector on a missing attribute as an
-//! error. Only values that the machine does not have (PCI root, NUMA node) are left out. All values are
+//! error. Only values that the machine does not have (PCI root, NUMA node, NVLink) are left out. All values are
 //! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
 use crate::publish::inventory::{Gpu, Inventory, Unavailable};
@@ -149,7 +149,7 @@ struct Attribute {
 }
 
 /// Every attribute. docs/devices.md is generated from this table.
-const ATTRIBUTES: [Attribute; 13] = [
+const ATTRIBUTES: [Attribute; 15] = [
     Attribute {
         name: device_type::ATTRIBUTE,
         about: "`gpu` for a GPU that can be shared, `monitor` for its monitor device",
@@ -196,6 +196,11 @@ const ATTRIBUTES: [Attribute; 13] = [
         value: |_, gpu| pair(gpu.cuda_version),
     },
     Attribute {
+        name: "memorySource",
+        about: "where `memory` comes from: `nvml`, or `configured` (the chart's `gpuMemory`) where the GPU has the system's memory and NVML no figure of it, so that nothing but the library holds limits",
+        value: |_, gpu| string(gpu.memory_source.name()),
+    },
+    Attribute {
         name: "driverLimit",
         about: "who keeps the driver's own limit of a container's memory: `dmem` (the kernel), `misc` (the driver) or `none`; a cgroup that took a limit and gave it back has shown it",
         value: |_, gpu| string(gpu.driver_limit.as_ref().map_or("none", DriverLimit::name)),
@@ -214,6 +219,11 @@ const ATTRIBUTES: [Attribute; 13] = [
         name: "resource.kubernetes.io/numaNode",
         about: "the NUMA node of the GPU; missing on machines with one",
         value: |_, gpu| int(gpu.numa_node?),
+    },
+    Attribute {
+        name: "nvlinkClique",
+        about: "equal for GPUs that reach each other over NVLink; missing if the GPU has no NVLink to another one",
+        value: |_, gpu| string(gpu.nvlink_clique.as_deref()?),
     },
 ];
 
@@ -277,9 +287,10 @@ mod tests {
         "productName":{"string":"NVIDIA H100 80GB HBM3"},"brand":{"string":"Nvidia"},
         "architecture":{"string":"Hopper"},"cudaComputeCapability":{"version":"9.0.0"},
         "driverVersion":{"version":"535.161.8"},"cudaDriverVersion":{"version":"12.2.0"},
-        "driverLimit":{"string":"none"},
+        "memorySource":{"string":"nvml"},"driverLimit":{"string":"none"},
         "resource.kubernetes.io/pciBusID":{"string":"0000:3b:00.0"},
-        "resource.kubernetes.io/pcieRoot":{"string":"pci0000:3a"},"resource.kubernetes.io/numaNode":{"int":0}},
+        "resource.kubernetes.io/pcieRoot":{"string":"pci0000:3a"},"resource.kubernetes.io/numaNode":{"int":0},
+        "nvlinkClique":{"string":"GPU-3f8a1c20-1111-2222-3333-444455556666"}},
         "capacity":{
         "memory":{"value":"80Gi","requestPolicy":{"default":"80Gi","validRange":{"min":"64Mi","step":"1Mi"}}},
         "cores":{"value":"100","requestPolicy":{"default":"0","validRange":{"min":"0","max":"100","step":"1"}}},

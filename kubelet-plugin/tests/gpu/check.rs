@@ -34,6 +34,46 @@ fn the_child_lists_the_gpus_and_is_replaced() {
 }
 
 #[test]
+fn gpus_have_configured_sizes_and_nvlinks() {
+    let (folder, state) = (soft_gpu::folder(), tempfile::tempdir().expect("a folder"));
+    let profile = "gpus = 6\nmemory = 8GiB\nunified = 5\nnvlink = 0-1, 2=3, 4>5\n";
+    std::fs::write(state.path().join("profile"), profile).expect("a profile");
+    let list = |flags: &[&str]| {
+        let found = answer(&check(&folder, state.path(), &[flags, &["child"]].concat()));
+        found["first"]["list"].clone()
+    };
+    let of = |list: &Value, field: &str| {
+        let gpus = list["gpus"].as_array().into_iter().flatten();
+        gpus.map(|gpu| gpu[field].clone()).collect::<Vec<_>>()
+    };
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+
+    let without = list(&[]);
+    let uuids: Vec<String> = of(&without, "uuid").iter().map(text).collect();
+    assert_eq!(uuids.len(), 5);
+    let why = &without["left_out"][0]["why"]["NoMemoryFigure"];
+    assert_eq!(why["product"], "Software GPU GB10", "{without}");
+    let cliques: Vec<String> = of(&without, "nvlinkClique").iter().map(text).collect();
+    let first = |one: usize, other: usize| uuids[one].clone().min(uuids[other].clone());
+    let expected = [first(0, 1), first(0, 1), first(2, 3), first(2, 3), String::new()];
+    assert_eq!(cliques, expected);
+    assert_eq!(without["contradictions"], Value::Null);
+
+    let sized = list(&["--gpu-memory", "Software GPU GB10=4Gi"]);
+    assert_eq!(sized["left_out"], Value::Array(vec![]));
+    let memory: Vec<u64> = of(&sized, "memory").iter().filter_map(Value::as_u64).collect();
+    assert_eq!(memory, [8 << 30, 8 << 30, 8 << 30, 8 << 30, 8 << 30, 4_u64 << 30]);
+    let sources: Vec<String> = of(&sized, "memorySource").iter().map(text).collect();
+    assert_eq!(sources[4..], ["nvml", "configured"]);
+    let said = text(&sized["contradictions"][0]);
+    assert!(
+        said.contains(&uuids[4]) && said.contains("nvidia-smi nvlink --status"),
+        "{said}"
+    );
+    assert_eq!(of(&sized, "nvlinkClique")[4..], [Value::Null, Value::Null]);
+}
+
+#[test]
 fn the_software_gpu_is_injected_without_device_nodes() {
     let (folder, state) = (soft_gpu::folder(), tempfile::tempdir().expect("a folder"));
     let state_text = state.path().display().to_string();

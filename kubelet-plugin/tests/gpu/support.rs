@@ -30,7 +30,11 @@ pub(crate) fn control(state: &Path, faults: &str) {
 }
 
 pub(crate) fn nvml() -> Nvml {
-    Nvml::new(Path::new(env!("CARGO_BIN_EXE_vgpu-kubelet-plugin")), &folder())
+    Nvml::new(
+        Path::new(env!("CARGO_BIN_EXE_vgpu-kubelet-plugin")),
+        &folder(),
+        &vgpu_node::gpus::MemorySizes::default(),
+    )
 }
 
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {

@@ -96,6 +96,17 @@ fn a_context_that_takes_nothing_is_known_to() {
 }
 
 #[test]
+fn a_context_is_measured_without_a_figure_of_the_gpus_memory_if_its_process_is_listed() {
+    let own = 518 << 20;
+    let scene = |pids| Scene::new(&format!("context_cost = {own}\nnvml_pids = {pids}\nunified = 0\n"));
+    let listed = scene("own");
+    assert_eq!(listed.ask(&listed.uuid()), Ok(ContextSize { own, unowned: 0 }));
+    let hidden = scene("none");
+    let said = hidden.ask(&hidden.uuid()).unwrap_err();
+    assert!(said.contains("NVML"), "{said}");
+}
+
+#[test]
 fn a_driver_that_fails_gives_no_figure() {
     let scene = Scene::new("context_cost = 518MiB\nfail.cuDevicePrimaryCtxRetain = 2\n");
     let said = scene.ask(&scene.uuid()).unwrap_err();

@@ -16,6 +16,10 @@
 //! | `nvml_imports` | whether NVML lists memory of another process, imported by a handle or a descriptor, for its importer as well: `no`, as is believed; or `yes` | `no` |
 //! | `memory_limits` | whether cgroups can have limits of GPU memory, as with drivers from r615 on: `none`; `dmem`, kept by the kernel's controller; or `misc`, kept by the driver (see `memory_limits`) | `none` |
 //! | `context_unowned` | memory that the GPU has less while a context exists and that NVML lists for no process, in addition to `context_cost`: page tables, buffers of the driver | `0` |
+//! | `unified` | the indices of GPUs whose memory is also the system's, comma-separated: NVML has no figure of it (both versions of nvmlDeviceGetMemoryInfo answer NOT_SUPPORTED), and CUDA calls the GPU integrated | none |
+//! | `unified_name` | product name of these, 1 to 63 bytes | `Software GPU GB10` |
+//! | `nvlink` | NVLinks between GPUs, comma-separated: `0-3`, one switch that joins GPUs 0 to 3; `0=1`, a link between two; `0>1`, a link of GPU 0 to GPU 1 of which GPU 1 knows nothing, as no sound machine has | none |
+//! | `fabric` | `CLUSTER.CLIQUE`: UUID of the fabric, in 32 hex digits, and number of the clique to which all GPUs belong | none |
 //! | `sms` | multiprocessors | `132` |
 //! | `compute_capability` | `major.minor` | `9.0` |
 //! | `driver_version` | as NVML reports it | `550.163.01` |
@@ -62,6 +66,53 @@ impl Fault {
     pub fn hits(&self, call: u64) -> bool {
         call > self.after && (call - self.after).is_multiple_of(self.every)
     }
+}
+
+/// NVLinks between GPUs, by their indices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NvLink {
+    /// A switch that joins these and all between them.
+    Switch(u32, u32),
+    Pair(u32, u32),
+    /// The first one knows of a link to the second one.
+    OneWay(u32, u32),
+}
+
+impl NvLink {
+    const SIGNS: [(char, fn(u32, u32) -> Self); 3] = [('-', Self::Switch), ('=', Self::Pair), ('>', Self::OneWay)];
+
+    fn read(text: &str) -> Option<Self> {
+        let (sign, make) = Self::SIGNS.into_iter().find(|(sign, _)| text.contains(*sign))?;
+        let (one, other) = text.split_once(sign)?;
+        let (one, other) = (one.trim().parse().ok()?, other.trim().parse().ok()?);
+        let is_sound = if sign == '-' { one < other } else { one != other };
+        is_sound.then(|| make(one, other))
+    }
+
+    fn ends(self) -> (u32, u32) {
+        match self {
+            Self::Switch(one, other) | Self::Pair(one, other) | Self::OneWay(one, other) => (one, other),
+        }
+    }
+}
+
+impl fmt::Display for NvLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (one, other) = self.ends();
+        let sign = match self {
+            Self::Switch(..) => '-',
+            Self::Pair(..) => '=',
+            Self::OneWay(..) => '>',
+        };
+        write!(f, "{one}{sign}{other}")
+    }
+}
+
+/// A fabric, and a clique of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fabric {
+    pub cluster: [u8; 16],
+    pub clique: u32,
 }
 
 /// Declares the words that a key may have as its value.
@@ -165,11 +216,15 @@ profile! {
     "nvml_imports" nvml_imports: bool = false, yes_or_no, word, "yes or no";
     "memory_limits" memory_limits: MemoryLimits = MemoryLimits::None, MemoryLimits::from_name, MemoryLimits::name, "none, dmem or misc";
     "context_unowned" context_unowned: u64 = 0, size, u64::to_string, "a size such as 64MiB";
+    "unified" unified: Vec<u32> = Vec::new(), indices, |list| joined(list), "distinct indices of GPUs, such as 1 or 0, 2";
+    "unified_name" unified_name: String = "Software GPU GB10".into(), |text| printable(text, 63), String::clone, "1 to 63 printable characters";
+    "nvlink" nvlink: Vec<NvLink> = Vec::new(), nvlinks, |list| joined(list), "links such as 0-3, 4=5";
+    "fabric" fabric: Option<Fabric> = None, fabric, fabric_text, "32 hex digits, a dot and a number";
     "sms" sms: u32 = 132, |text| number(text, 1024), u32::to_string, "a number from 1 to 1024";
     "compute_capability" compute_capability: (u32, u32) = (9, 0), dotted, with_dot, "major.minor, such as 9.0";
     "driver_version" driver_version: String = "550.163.01".into(), |text| printable(text, 79), String::clone, "a version such as 550.163.01";
     "cuda_version" cuda_version: (u32, u32) = (12, 4), dotted, with_dot, "major.minor, such as 12.4";
-    "pci" pci: Vec<Pci> = Vec::new(), pci_list, |list| pci_text(list), "distinct addresses such as 0000:1b:00.0, 0000:43:00.0";
+    "pci" pci: Vec<Pci> = Vec::new(), pci_list, |list| joined(list), "distinct addresses such as 0000:1b:00.0, 0000:43:00.0";
     "kernel_time" kernel_time_ns: u64 = 5_000, |text| at_least(1, text), ns, "a time from 1ns to 60s";
     // The simulation of shorter slices would take longer than the slices themselves.
     "slice" slice_ns: u64 = 2_000_000, |text| at_least(10_000, text), ns, "a time from 10us to 60s";
@@ -319,8 +374,44 @@ fn pci_list(text: &str) -> Option<Vec<Pci>> {
     distinct.then_some(list)
 }
 
-fn pci_text(list: &[Pci]) -> String {
-    let list: Vec<String> = list.iter().map(Pci::to_string).collect();
+fn indices(text: &str) -> Option<Vec<u32>> {
+    if text.is_empty() {
+        return Some(Vec::new());
+    }
+    let list: Vec<u32> = text
+        .split(',')
+        .map(|one| one.trim().parse().ok())
+        .collect::<Option<_>>()?;
+    let distinct = list.iter().enumerate().all(|(i, one)| !list[..i].contains(one));
+    distinct.then_some(list)
+}
+
+fn nvlinks(text: &str) -> Option<Vec<NvLink>> {
+    let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
+    let list: Vec<NvLink> = words.map(NvLink::read).collect::<Option<_>>()?;
+    // Switches have addresses of one digit.
+    (list.len() <= 16).then_some(list)
+}
+
+fn fabric(text: &str) -> Option<Option<Fabric>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let (cluster, clique) = text.split_once('.')?;
+    let cluster = u128::from_str_radix(cluster, 16).ok().filter(|_| cluster.len() == 32)?;
+    Some(Some(Fabric {
+        cluster: cluster.to_be_bytes(),
+        clique: clique.parse().ok()?,
+    }))
+}
+
+fn fabric_text(fabric: &Option<Fabric>) -> String {
+    let text = |of: &Fabric| format!("{:032x}.{}", u128::from_be_bytes(of.cluster), of.clique);
+    fabric.as_ref().map_or_else(String::new, text)
+}
+
+fn joined(list: &[impl ToString]) -> String {
+    let list: Vec<String> = list.iter().map(ToString::to_string).collect();
     list.join(", ")
 }
 
@@ -410,6 +501,13 @@ impl Profile {
         if self.context_cost.saturating_add(self.context_unowned) > self.memory {
             return whole("context_cost", "at most memory, with context_unowned".into());
         }
+        if self.unified.iter().any(|index| *index >= self.gpus) {
+            return whole("unified", format!("indices below gpus ({})", self.gpus));
+        }
+        let ends = self.nvlink.iter().map(|link| link.ends());
+        if ends.map(|(one, other)| one.max(other)).any(|index| index >= self.gpus) {
+            return whole("nvlink", format!("indices below gpus ({})", self.gpus));
+        }
         if self.pci.is_empty() {
             // Spread over buses as in a server; any distinct addresses do.
             self.pci = (0..self.gpus)
@@ -435,6 +533,37 @@ impl Profile {
             *cost = cost.next_multiple_of(self.granularity);
         }
         Ok(self)
+    }
+
+    /// Returns true if the memory of the GPU with this index is also the system's.
+    pub fn is_unified(&self, gpu: usize) -> bool {
+        self.unified.iter().any(|index| *index as usize == gpu)
+    }
+
+    /// Returns the product name of the GPU with this index.
+    pub fn name_of(&self, gpu: usize) -> &str {
+        if self.is_unified(gpu) {
+            &self.unified_name
+        } else {
+            &self.name
+        }
+    }
+
+    /// Returns what the NVLinks of a GPU lead to, in their order: GPUs and switches by their PCI addresses.
+    pub fn nvlinks_of(&self, gpu: usize) -> Vec<Pci> {
+        let index = gpu as u32;
+        let switch = |number: usize| Pci {
+            domain: 0,
+            bus: 0xf0 + number as u8,
+            device: 0,
+        };
+        let peer = |(number, link): (usize, &NvLink)| match *link {
+            NvLink::Switch(one, other) if (one..=other).contains(&index) => Some(switch(number)),
+            NvLink::Pair(one, other) | NvLink::OneWay(one, other) if one == index => Some(self.pci[other as usize]),
+            NvLink::Pair(other, one) if one == index => Some(self.pci[other as usize]),
+            _ => None,
+        };
+        self.nvlink.iter().enumerate().filter_map(peer).collect()
     }
 
     /// Returns the profile as text, which `parse` reads back to the same value. It is stored in the state folder.
@@ -503,6 +632,49 @@ mod tests {
             assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
         }
         assert!(Profile::parse("memory_limits = yes").is_err());
+    }
+
+    #[test]
+    fn gpus_with_unified_memory_are_beside_ordinary_ones() {
+        let profile = Profile::parse("gpus = 3\nunified = 2, 0\nunified_name = Thor").unwrap();
+        let named: Vec<&str> = (0..3).map(|gpu| profile.name_of(gpu)).collect();
+        assert_eq!(named, ["Thor", "Software GPU H100-80GB", "Thor"]);
+        assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
+        let none = Profile::parse("unified =").unwrap();
+        assert!(!none.is_unified(0));
+        for wrong in ["unified = 0, 0", "unified = first", "unified = 2"] {
+            assert!(Profile::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn links_lead_to_switches_and_gpus() {
+        let text = "gpus = 4\nnvlink = 0-1, 2=3, 3>0\nfabric = 0102030405060708090a0b0c0d0e0f10.7\n";
+        let profile = Profile::parse(text).unwrap();
+        assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
+        let ends = |gpu| joined(&profile.nvlinks_of(gpu));
+        let gpus: Vec<String> = profile.pci.iter().map(Pci::to_string).collect();
+        assert_eq!((ends(0), ends(1)), ("0000:f0:00.0".into(), "0000:f0:00.0".into()));
+        assert_eq!(
+            (ends(2), ends(3)),
+            (gpus[3].clone(), format!("{}, {}", gpus[2], gpus[0]))
+        );
+        for wrong in [
+            "nvlink = 1-0",
+            "nvlink = 0=0",
+            "nvlink = 0",
+            "nvlink = 0=2",
+            "fabric = 01.2",
+        ] {
+            assert!(Profile::parse(wrong).is_err(), "{wrong}");
+        }
+        let [eight, islands] = [
+            include_str!("../profiles/hgx-8.profile"),
+            include_str!("../profiles/two-islands.profile"),
+        ]
+        .map(|text| Profile::parse(text).unwrap());
+        assert_eq!((eight.gpus, eight.nvlinks_of(0)), (8, eight.nvlinks_of(7)));
+        assert_ne!(islands.nvlinks_of(3), islands.nvlinks_of(4));
     }
 
     #[test]

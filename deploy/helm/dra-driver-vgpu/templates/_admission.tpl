@@ -294,7 +294,7 @@ Arguments: (list holder path); `holder` is CEL for the object with the list `con
       + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'memoryEnforcement', 'allocationPolicy', 'sharing', 'reportAs', 'driverCapabilities'] ? ''
           : c.at + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, memoryEnforcement, allocationPolicy, sharing, reportAs, driverCapabilities')
       + {'computePolicy': ['Guaranteed', 'Balanced', 'Unlimited'], 'priority': ['Low', 'High'], 'memoryEnforcement': ['Prefer', 'Require'],
-         'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive'],
+         'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'nvlink', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive'],
          'reportAs': ['hami', 'koordinator', 'volcano', 'volcano-vgpu', 'gpu-manager', 'kai']}
         .transformList(field, words, !(field in c.p) || c.p[field] in words ? ''
           : c.at + '.' + field + ': ' + (type(c.p[field]) == string ? {{ include "vgpu.quoted" "c.p[field]" }} + ' is not allowed' : 'is not a string') + '; use one of ' + words.join(', '))

@@ -7,7 +7,7 @@
 //! priority: Low                                      # Low | High
 //! memoryPolicy: {type: Hard}                         # or {type: Oversubscribe, hostMemory: 10Gi}
 //! memoryEnforcement: Prefer                          # Prefer | Require
-//! allocationPolicy: binpack                          # spread | numa | pcie | whole-gpus | first-fit
+//! allocationPolicy: binpack                          # spread | numa | pcie | nvlink | whole-gpus | first-fit
 //! sharing: Shared                                    # Shared | Exclusive
 //! reportAs: hami                                     # koordinator | volcano | volcano-vgpu | gpu-manager | kai
 //! driverCapabilities: [compute, utility]             # video, graphics
@@ -104,6 +104,8 @@ pub enum AllocationPolicy {
     Numa,
     /// Like `Numa`, with PCIe roots.
     Pcie,
+    /// Like `Numa`, with GPUs that reach each other over NVLink.
+    Nvlink,
     /// Devices in use before unused ones, and nodes with few unused ones before nodes with many.
     WholeGpus,
     /// Kubernetes' own choice.
@@ -116,11 +118,12 @@ pub enum AllocationPolicy {
 pub struct UnknownPolicy(String);
 
 impl AllocationPolicy {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Binpack,
         Self::Spread,
         Self::Numa,
         Self::Pcie,
+        Self::Nvlink,
         Self::WholeGpus,
         Self::FirstFit,
     ];
@@ -214,6 +217,7 @@ impl Words for AllocationPolicy {
         ("spread", Self::Spread),
         ("numa", Self::Numa),
         ("pcie", Self::Pcie),
+        ("nvlink", Self::Nvlink),
         ("whole-gpus", Self::WholeGpus),
         ("first-fit", Self::FirstFit),
     ];

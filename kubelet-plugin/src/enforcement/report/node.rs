@@ -145,7 +145,7 @@ impl NodeWriter {
         let state = self.sources.observations.lock();
         let before = self.conditions.as_deref().unwrap_or_default();
         Some(VgpuNodeStatus {
-            conditions: conditions(&parts, &records.claims(), &state, before, today),
+            conditions: conditions(&parts, &records.claims(), records.remarks(), &state, before, today),
             ..records.status(&state, today)
         })
     }

@@ -3,7 +3,7 @@
 //! | condition | True | False | Unknown |
 //! |---|---|---|---|
 //! | Ready | every part of the plugin works, has nothing to do or is paused | one does not: those of /readyz | |
-//! | DriverFound | the driver lists GPUs | there is no driver, or it fails | it was not asked yet, or is not to be asked now |
+//! | DriverFound | the driver lists GPUs; the message names those that cannot be published, and NVLinks that contradict each other | there is no driver, or it fails | it was not asked yet, or is not to be asked now |
 //! | LimitsEnforced | the memory of every share is within its limit, and no share is over its GPU time | a share is over a limit | of a share it is not known |
 
 use super::super::observations::State;
@@ -13,6 +13,7 @@ use crate::dra::share::ShareKey;
 use crate::dra::{claim_access, keep, registration};
 use crate::publish;
 use crate::publish::gpus;
+use crate::publish::inventory::Remarks;
 use crate::ready::{State as Part, WAITING};
 use crate::text::printable;
 use std::collections::BTreeMap;
@@ -39,15 +40,20 @@ struct Said {
 }
 
 /// Returns the conditions; `before` has those that are written already, whose times are kept while their status stays.
-/// `shares`: each with the name of its claim.
+/// `shares`: each with the name of its claim. `remarks`: what else there is to say of the driver's list.
 pub(super) fn conditions(
     parts: &BTreeMap<&'static str, Part>,
     shares: &BTreeMap<ShareKey, String>,
+    remarks: &Remarks,
     state: &State,
     before: &[NodeCondition],
     now: SystemTime,
 ) -> Vec<NodeCondition> {
-    let said = [ready(parts), driver_found(parts), limits_enforced(shares, state)];
+    let said = [
+        ready(parts),
+        driver_found(parts, remarks),
+        limits_enforced(shares, state),
+    ];
     let condition = |said: Said| {
         let same = before
             .iter()
@@ -83,9 +89,17 @@ fn ready(parts: &BTreeMap<&'static str, Part>) -> Said {
     }
 }
 
-fn driver_found(parts: &BTreeMap<&'static str, Part>) -> Said {
+fn driver_found(parts: &BTreeMap<&'static str, Part>, remarks: &Remarks) -> Said {
     let (status, reason, message) = match parts.get(gpus::PART) {
-        Some(Part::Works) => ("True", "DriverAnswers", String::new()),
+        Some(Part::Works) => {
+            let reason = match (remarks.left_out.as_slice(), remarks.contradictions.as_slice()) {
+                ([], []) => "DriverAnswers",
+                ([], _) => "LinksContradict",
+                _ => "GpusLeftOut",
+            };
+            let all = remarks.left_out.iter().chain(&remarks.contradictions);
+            ("True", reason, all.map(String::as_str).collect::<Vec<_>>().join("; "))
+        }
         Some(Part::Idle(why)) => ("False", "NoDriver", why.clone()),
         Some(Part::Paused(why)) => ("Unknown", "Paused", why.clone()),
         Some(Part::Fails(why)) if why.starts_with(gpus::NO_DRIVER) => ("False", "NoDriver", why.clone()),
@@ -156,7 +170,7 @@ mod tests {
     /// Type, status and reason of each condition, and all messages.
     fn said(parts: &BTreeMap<&'static str, Part>, state: &State, shares: &[&str]) -> (String, String) {
         let shares = shares.iter().map(|uid| (key(uid), format!("team/{uid}"))).collect();
-        let found = conditions(parts, &shares, state, &[], UNIX_EPOCH);
+        let found = conditions(parts, &shares, &Remarks::default(), state, &[], UNIX_EPOCH);
         let lines: Vec<String> = found
             .iter()
             .map(|of| format!("{} {} {}", of.kind, of.status, of.reason))
@@ -212,6 +226,28 @@ mod tests {
     }
 
     #[test]
+    fn gpus_that_are_left_out_are_named_beside_others() {
+        let mut remarks = Remarks {
+            left_out: vec!["GPU a: no figure".into(), "GPU b: lost".into()],
+            contradictions: vec!["c and d".into()],
+        };
+        let of = |gpus, remarks: &Remarks| {
+            let all = parts(gpus, Part::Works);
+            let found = conditions(&all, &BTreeMap::new(), remarks, &State::default(), &[], UNIX_EPOCH);
+            (
+                found[1].status.clone(),
+                found[1].reason.clone(),
+                found[1].message.clone(),
+            )
+        };
+        let told = ["True", "GpusLeftOut", "GPU a: no figure; GPU b: lost; c and d"].map(str::to_owned);
+        assert_eq!(of(Part::Works, &remarks), told.into());
+        assert_eq!(of(Part::Fails("NVML hangs".into()), &remarks).1, "DriverFails");
+        remarks.left_out.clear();
+        assert_eq!(of(Part::Works, &remarks).1, "LinksContradict");
+    }
+
+    #[test]
     fn a_limit_that_is_broken_goes_before_one_that_is_not_known() {
         let mut state = State::default();
         let well = parts(Part::Works, Part::Works);
@@ -248,9 +284,16 @@ mod tests {
     fn times_are_kept_while_the_status_stays() {
         let (state, later) = (State::default(), UNIX_EPOCH + Duration::from_secs(100));
         let none = BTreeMap::new();
-        let first = conditions(&parts(Part::Works, Part::Works), &none, &state, &[], UNIX_EPOCH);
+        let first = conditions(
+            &parts(Part::Works, Part::Works),
+            &none,
+            &Remarks::default(),
+            &state,
+            &[],
+            UNIX_EPOCH,
+        );
         let fails = parts(Part::Works, Part::Fails("403".into()));
-        let second = conditions(&fails, &none, &state, &first, later);
+        let second = conditions(&fails, &none, &Remarks::default(), &state, &first, later);
         let times: Vec<&str> = second.iter().map(|of| of.last_transition_time.as_str()).collect();
         assert_eq!(
             times,

@@ -7,7 +7,7 @@ use super::super::usage::{Former, ShareUsage};
 use crate::dra::checkpoint::HeldOnGpu;
 use crate::dra::node::Node;
 use crate::dra::share::{Share, ShareKey, ShareKeys};
-use crate::publish::inventory::Gpu;
+use crate::publish::inventory::{Gpu, Remarks};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -20,6 +20,7 @@ use vgpu_quantity::{format_bytes, read_bytes};
 pub(crate) struct NodeRecords {
     /// None before the driver has answered.
     gpus: Option<Vec<GpuRecords>>,
+    remarks: Remarks,
     shares: Vec<ShareRecord>,
     /// None while that is not known.
     unclaimed: Option<ShareKeys>,
@@ -80,12 +81,18 @@ impl NodeRecords {
             )
         };
         shares.sort_by_cached_key(order);
+        let remarks = node.inventory().map(|inventory| inventory.remarks().clone());
         Self {
             gpus,
+            remarks: remarks.unwrap_or_default(),
             shares,
             unclaimed: node.unclaimed().cloned(),
             formerly_unclaimed: ShareKeys::new(),
         }
+    }
+
+    pub(crate) fn remarks(&self) -> &Remarks {
+        &self.remarks
     }
 
     /// Adds shares that a former instance reported as without a claim, because this instance may not know it yet.

@@ -22,6 +22,8 @@ pub(crate) enum Reason {
     LedgerDamaged,
     NotMeasured,
     OtherRelease,
+    /// The GPU has the system's memory, and its size is configured.
+    LedgerOnly,
     // True.
     Prepared,
     WithinLimit,
@@ -95,6 +97,10 @@ impl Reason {
             Self::NotMeasured => "the driver does not say how much GPU time the share's processes use",
             Self::OtherRelease => {
                 "the share has the library of another release, which records this in a way of its own"
+            }
+            Self::LedgerOnly => {
+                "the GPU has the system's memory, and its size is configured: libvgpu.so alone holds the limit, and no figure \
+                 of the driver shows whether it does"
             }
             Self::Prepared => "the node has the share's files",
             Self::WithinLimit => "by the driver's figures the share's processes keep to its limit",

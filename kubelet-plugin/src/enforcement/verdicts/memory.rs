@@ -13,6 +13,8 @@
 //!   except that a share whose known processes use more than its limit is over it.
 //! - A tenant writes what it likes into its ledger: that can hide memory within its own limit, and choose which of its own
 //!   processes is called the offender. Limits and neighbours are judged by the driver's figures alone.
+//! - A GPU has the system's memory, and its size is configured: a breach that the driver shows counts, but figures without a
+//!   breach prove nothing there, so it is not known whether the limit holds.
 //! - A process that hides its mounts belongs to no share, and is reported as unexplained, with its pod.
 
 use super::finding::{Finding, Reason};
@@ -39,6 +41,8 @@ pub(crate) struct ShareFacts {
     /// UUID of its GPU.
     pub gpu: String,
     pub limit: u64,
+    /// The size of the GPU's memory is configured, so the driver's figures prove no limit.
+    pub is_configured: bool,
     pub ledger: Ledger,
     /// When this instance prepared its claim.
     pub prepared: Option<Instant>,
@@ -261,6 +265,11 @@ impl<'a> Group<'a> {
                 (Some(_), Some(_), _) | (None, _, Ok(_)) => Finding::holds(Reason::Library),
             }
         };
+        let finding = match finding.status {
+            Some(false) => finding,
+            _ if self.shares.iter().any(|share| share.is_configured) => Finding::unknown(Reason::LedgerOnly),
+            _ => finding,
+        };
         let by_processes = (unknown.is_none() && !(is_hidden && by_cgroup.is_some())).then_some(used);
         Verdict {
             finding,
@@ -328,6 +337,7 @@ mod tests {
             key: key(uid),
             gpu: "GPU-1".into(),
             limit,
+            is_configured: false,
             ledger: Ledger::Read {
                 charged: charged.iter().map(|(_, bytes)| bytes).sum(),
                 processes: charged.iter().map(|(pid, bytes)| ((*pid, 9), *bytes)).collect(),
@@ -394,6 +404,30 @@ mod tests {
             let offender = found.shares[&key("a")].offender.as_ref().map(|offender| offender.pid);
             assert_eq!(offender, (expected.1 == Reason::OverLimit).then_some(50));
         }
+    }
+
+    #[test]
+    fn a_limit_on_a_configured_size_is_never_said_to_hold() {
+        let of = |used: Option<u64>, seen: Result<&Seen, Reason>, by_cgroup: Option<u64>| {
+            let configured = ShareFacts {
+                is_configured: true,
+                ..share("a", GIB, &[(5, GIB)])
+            };
+            let by_cgroup = by_cgroup.map(|bytes| (key("a"), bytes)).into_iter().collect();
+            let found = verdicts(&[configured], &answer(&[(50, used)]), seen, None, &by_cgroup);
+            finding(&found, "a")
+        };
+        let seen = seen(&[(50, process(&["a"], 5))]);
+        let unknown = (None, Reason::LedgerOnly);
+        assert_eq!(of(Some(GIB), Ok(&seen), None), unknown);
+        assert_eq!(of(None, Ok(&seen), None), unknown);
+        assert_eq!(of(None, Ok(&seen), Some(GIB)), unknown, "by the driver's limit");
+        assert_eq!(
+            of(Some(GIB), Err(Reason::NoHostPid), None),
+            unknown,
+            "no flag would help"
+        );
+        assert_eq!(of(Some(2 * GIB), Ok(&seen), None), (Some(false), Reason::OverLimit));
     }
 
     #[test]

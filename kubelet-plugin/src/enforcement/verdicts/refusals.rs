@@ -290,6 +290,7 @@ mod tests {
             key: ("u".into(), "s".into()),
             gpu: "GPU-1".into(),
             limit: 4 * GIB,
+            is_configured: false,
             ledger: Ledger::Read {
                 charged: 0,
                 processes: BTreeMap::new(),

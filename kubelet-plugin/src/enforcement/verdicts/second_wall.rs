@@ -229,6 +229,7 @@ mod tests {
             key: key(uid),
             gpu: GPU.into(),
             limit: 100,
+            is_configured: false,
             ledger: Ledger::Other,
             prepared: None,
         }

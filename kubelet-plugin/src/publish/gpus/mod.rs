@@ -61,6 +61,8 @@ struct Scans {
     last: Option<Inventory>,
     /// The reasons that were logged already, one for each GPU that could not be read.
     left_out: Vec<LeftOut>,
+    /// The contradictions that were logged already.
+    contradictions: Vec<String>,
 }
 
 /// Applies lists and faults. `faults` are those of GPUs that are listed.
@@ -102,6 +104,7 @@ impl Scans {
             has_listed: false,
             last: None,
             left_out: Vec::new(),
+            contradictions: Vec::new(),
         }
     }
 
@@ -145,7 +148,7 @@ impl Scans {
         self.gpus.apply(seen.as_ref().map_err(String::as_str), &in_use, now);
         match seen {
             Ok(list) => {
-                self.log_left_out(list.left_out);
+                self.log(list.left_out, list.contradictions);
                 self.has_listed = true;
             }
             // Before the first list, a failure publishes nothing.
@@ -213,11 +216,15 @@ impl Scans {
         }
     }
 
-    fn log_left_out(&mut self, left_out: Vec<LeftOut>) {
+    fn log(&mut self, left_out: Vec<LeftOut>, contradictions: Vec<String>) {
         for left in left_out.iter().filter(|left| !self.left_out.contains(left)) {
             tracing::warn!("a GPU is left out: {}", left.why);
         }
         self.left_out = left_out;
+        for said in contradictions.iter().filter(|said| !self.contradictions.contains(said)) {
+            tracing::warn!("NVLinks that contradict each other: {said}");
+        }
+        self.contradictions = contradictions;
     }
 
     /// Publishes the GPUs if a scan changed them, and gives them to the node, which prepares claims on them.
@@ -265,7 +272,7 @@ mod tests {
     fn list(gpus: &[Gpu]) -> List {
         List {
             gpus: gpus.to_vec(),
-            left_out: Vec::new(),
+            ..List::default()
         }
     }
 
@@ -375,6 +382,7 @@ mod tests {
                     uuid: Some(gpu(0).uuid),
                     why,
                 }],
+                ..List::default()
             };
             scans.apply(Ok(lost), &config, &outputs);
             assert!(outputs.readiness.status().0, "the other one works");

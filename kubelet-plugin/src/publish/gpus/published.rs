@@ -16,10 +16,11 @@
 //! - A restart: the GPUs on which claims hold shares are treated as published; if the first scan lacks one, it is lost.
 //!   The others are not published until a scan finds them.
 
-use crate::publish::inventory::{Gpu, Inventory, List, Unavailable};
+use crate::publish::inventory::{Gpu, Inventory, LeftOut, List, Remarks, Unavailable};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vgpu_node::driver_limit::DriverLimit;
+use vgpu_node::gpus;
 
 /// How long a GPU is lost before it is no longer published. kube-scheduler may be binding a pod to it when it is tainted,
 /// and Prepare then says why that pod does not start.
@@ -27,7 +28,13 @@ const UNPUBLISHED_AFTER: Duration = Duration::from_secs(60);
 
 /// The GPUs, with why some are unavailable.
 #[derive(Debug)]
-pub(super) struct Published(Vec<Known>);
+pub(super) struct Published {
+    gpus: Vec<Known>,
+    /// What the last list said of GPUs that it left out.
+    left_out: Vec<LeftOut>,
+    /// What GPUs of the last list did not agree on.
+    contradictions: Vec<String>,
+}
 
 #[derive(Debug)]
 struct Known {
@@ -42,50 +49,65 @@ impl Published {
     /// `in_use`: the GPUs of which claims have shares.
     pub(super) fn new(in_use: Vec<Gpu>) -> Self {
         let known = |gpu| Known { gpu, unavailable: None };
-        Self(in_use.into_iter().map(known).collect())
+        Self {
+            gpus: in_use.into_iter().map(known).collect(),
+            left_out: Vec::new(),
+            contradictions: Vec::new(),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.gpus.is_empty()
     }
 
     pub(super) fn has(&self, uuid: &str) -> bool {
-        self.0.iter().any(|known| known.gpu.uuid == uuid)
+        self.gpus.iter().any(|known| known.gpu.uuid == uuid)
     }
 
     /// Applies a scan, or the reason why there was none. `in_use`: the GPUs of which claims have shares, which are published
     /// again if they were not published any more.
     pub(super) fn apply(&mut self, seen: Result<&List, &str>, in_use: &[Gpu], now: Instant) {
         let unpublished: Vec<Gpu> = in_use.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned().collect();
-        self.0.extend(Self::new(unpublished).0);
+        self.gpus.extend(Self::new(unpublished).gpus);
         match seen {
             Err(reason) => {
-                for known in &mut self.0 {
+                for known in &mut self.gpus {
                     if !known.is_lost() {
                         known.mark(Unavailable::Silent(reason.to_owned()), now);
                     }
                 }
             }
             Ok(list) => {
-                for known in &mut self.0 {
+                for known in &mut self.gpus {
                     known.apply(list, now);
                 }
-                self.0
+                self.gpus
                     .retain(|known| !known.is_over(now) || in_use.iter().any(|gpu| gpu.uuid == known.gpu.uuid));
                 let new = list.gpus.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned();
                 let new: Vec<Gpu> = new.collect();
-                self.0.extend(Self::new(new).0);
+                self.gpus.extend(Self::new(new).gpus);
+                self.left_out.clone_from(&list.left_out);
+                self.contradictions.clone_from(&list.contradictions);
             }
         }
     }
 
     pub(super) fn inventory(&self) -> Inventory {
-        let gpus = self.0.iter().map(|known| known.gpu.clone()).collect();
-        let unavailable = self.0.iter().filter_map(|known| {
+        let gpus = self.gpus.iter().map(|known| known.gpu.clone()).collect();
+        let unavailable = self.gpus.iter().filter_map(|known| {
             let (why, _) = known.unavailable.clone()?;
             Some((known.gpu.uuid.clone(), why))
         });
-        Inventory::with_unavailable(gpus, unavailable.collect::<BTreeMap<_, _>>())
+        let is_known = |left: &LeftOut| left.uuid.as_ref().is_some_and(|uuid| self.has(uuid));
+        let left_out = self
+            .left_out
+            .iter()
+            .filter(|left| !is_known(left) && !matches!(left.why, gpus::Error::Mig(_)));
+        let remarks = Remarks {
+            left_out: left_out.map(|left| left.why.to_string()).collect(),
+            contradictions: self.contradictions.clone(),
+        };
+        Inventory::with_unavailable(gpus, unavailable.collect::<BTreeMap<_, _>>()).with_remarks(remarks)
     }
 }
 
@@ -97,6 +119,7 @@ impl Known {
             self.gpu = Gpu {
                 // Claims may have been allocated by the published size.
                 memory: self.gpu.memory,
+                memory_source: self.gpu.memory_source,
                 driver_limit: self.driver_limit(found),
                 ..found.clone()
             };
@@ -147,13 +170,12 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::publish::inventory::LeftOut;
     use crate::publish::inventory::tests::gpu;
 
     fn list(gpus: &[Gpu]) -> List {
         List {
             gpus: gpus.to_vec(),
-            left_out: Vec::new(),
+            ..List::default()
         }
     }
 
@@ -254,6 +276,7 @@ mod tests {
                 uuid: Some(gpu(0).uuid),
                 why: vgpu_node::gpus::Error::Mig(gpu(0).uuid),
             }],
+            ..List::default()
         };
         published.apply(Ok(&divided), &[], Instant::now());
         assert_eq!(taints(&published), [(0, "mig"), (1, "")]);
@@ -272,5 +295,47 @@ mod tests {
         }
         published.apply(Ok(&list(&[gpu(0), gpu(1)])), &nobody, start + Duration::from_secs(1010));
         assert_eq!(taints(&published), [(0, ""), (1, "")]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_said_unless_it_is_published_or_divided() {
+        let left_out = |index: u32, why| LeftOut {
+            uuid: Some(gpu(index).uuid),
+            why,
+        };
+        let no_figure = |index: u32| gpus::Error::NoMemoryFigure {
+            uuid: gpu(index).uuid,
+            product: "NVIDIA GB10".into(),
+        };
+        let mut published = Published::new(vec![gpu(0)]);
+        let seen = List {
+            gpus: vec![gpu(3)],
+            left_out: vec![
+                left_out(0, no_figure(0)),
+                left_out(1, no_figure(1)),
+                left_out(2, gpus::Error::Mig(gpu(2).uuid)),
+            ],
+            contradictions: vec!["a sentence".into()],
+        };
+        published.apply(Ok(&seen), &[gpu(0)], Instant::now());
+        assert_eq!(taints(&published), [(0, "lost"), (3, "")]);
+        let inventory = published.inventory();
+        let remarks = inventory.remarks();
+        assert_eq!(remarks.contradictions, ["a sentence"]);
+        let [said] = &remarks.left_out[..] else {
+            panic!("{:?}", remarks.left_out);
+        };
+        for part in [
+            &gpu(1).uuid,
+            "\"NVIDIA GB10\"",
+            "gpuMemory: {\"NVIDIA GB10\": 96Gi}",
+            "--gpu-memory 'NVIDIA GB10=96Gi'",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        let why = inventory.unavailable(&gpu(0).uuid).map(|why| why.text(&gpu(0).uuid));
+        assert!(why.is_some_and(|why| why.contains("gpuMemory")));
+        published.apply(Ok(&list(&[gpu(3)])), &[gpu(0)], Instant::now());
+        assert_eq!(published.inventory().remarks(), &Remarks::default());
     }
 }

@@ -67,6 +67,16 @@ pub struct Inventory {
     /// By UUID.
     unavailable: BTreeMap<String, Unavailable>,
     faults: Faults,
+    remarks: Remarks,
+}
+
+/// What an operator should know of the driver's list, beside faults of GPUs: a sentence each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Remarks {
+    /// Why GPUs are not published. GPUs in MIG mode are not meant to be.
+    pub left_out: Vec<String>,
+    /// What GPUs say of their NVLinks and do not agree on.
+    pub contradictions: Vec<String>,
 }
 
 /// The kind of a published device.
@@ -148,7 +158,19 @@ impl Inventory {
             gpus: names.into_iter().zip(gpus).collect(),
             unavailable,
             faults: Faults::new(),
+            remarks: Remarks::default(),
         }
+    }
+
+    #[must_use]
+    pub fn with_remarks(mut self, remarks: Remarks) -> Self {
+        self.remarks = remarks;
+        self
+    }
+
+    #[must_use]
+    pub fn remarks(&self) -> &Remarks {
+        &self.remarks
     }
 
     /// Returns the inventory with these faults.
@@ -275,9 +297,11 @@ pub(crate) mod tests {
             driver_version: "535.161.08".into(),
             cuda_version: (12, 2),
             memory: 80 << 30,
+            memory_source: gpus::MemorySource::Nvml,
             pci_bus_id: Some("0000:3b:00.0".into()),
             pcie_root: Some("pci0000:3a".into()),
             numa_node: Some(0),
+            nvlink_clique: Some("GPU-3f8a1c20-1111-2222-3333-444455556666".into()),
             driver_limit: None,
         }
     }

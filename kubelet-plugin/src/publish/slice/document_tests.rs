@@ -30,6 +30,60 @@ A request may also write `dra.vgpu/memory`, `dra.vgpu/cores` and `dra.vgpu/share
 |---|---|---|---|---|
 ";
 
+const UNIFIED: &str = "
+## GPUs with the system's memory
+
+GB10 (DGX Spark) and Jetson's Thor have no memory of their own, and NVML answers NOT_SUPPORTED for its size. Such a GPU is left out until the chart's values say how much of the system's memory shares may have, for example `gpuMemory: {NVIDIA GB10: 96Gi}`.
+
+| | |
+|---|---|
+| which product | the name that `nvidia-smi -L` prints |
+| which size | what pods without a share, the system and the page cache do not need: of 128 GB rather 96Gi than 110Gi. Nothing checks it: CUDA's memory there is in no memory cgroup, and the kernel ends processes when the system has none left |
+| a size for a GPU whose memory NVML knows | is taken if it is less than NVML's figure; for GH200 and GB200 without CDMM, whose memory is also NUMA nodes that the system may fill |
+| a product without a size | its GPUs are left out. The plugin's log, the VgpuNode's condition `DriverFound`, `vgpu doctor` and, if no other GPU is there, `/readyz` name the GPU, the product and the value to set |
+| `memorySource` | `configured`; `nvml` for all others. The size is not asked of CUDA: its figure is all of the system's memory |
+| the limit | the library's ledger alone. `MemoryEnforced` is Unknown with the reason `LedgerOnly`, never True, and False if the driver's figures of processes show a breach ([truth.md](truth.md)) |
+| what programs see | the share: `cuMemGetInfo`, `cuDeviceTotalMem`, and both versions of `nvmlDeviceGetMemoryInfo`, which then answer although the driver does not. `cuMemGetInfo`'s free memory is what is left of the share: an integrated GPU's own figure leaves out what the page cache would give back |
+| a size that is changed | a GPU with claims keeps its size until they have ended and the plugin has started again |
+| `vgpu run` | `--gpu-memory 'NVIDIA GB10=96Gi'` |
+| HAMi's variables ([hami.md](hami.md)) | give no share of such a GPU: there is no size that it could be a part of |
+
+**Not seen on such hardware.** The software GPU plays one beside ordinary ones (`unified` in its [profile](software-gpu.md)).
+";
+
+const NVLINK: &str = "
+## NVLink
+
+GPUs with the same `nvlinkClique` reach each other over NVLink, so that a program with several of them does not go through PCI Express. For two GPUs of one island in one claim, whoever allocates:
+
+```yaml
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: two-linked}
+spec:
+  spec:
+    devices:
+      requests:
+      - {name: one, exactly: {deviceClassName: gpu}}
+      - {name: other, exactly: {deviceClassName: gpu}}
+      constraints:
+      - {matchAttribute: dra.vgpu/nvlinkClique}
+```
+
+That is a must: GPUs without the attribute do not match, and the pod waits. In controller mode `allocationPolicy: nvlink` is a wish: one island if it can be, else few ([allocate.md](allocate.md)). [An example](../deploy/examples/nvlink/README.md) can be applied.
+
+| the machine | `nvlinkClique` |
+|---|---|
+| GPUs on NVSwitches (HGX) | one value for all that have a switch in common |
+| bridges between pairs | one value for each pair |
+| a mesh without a switch (DGX-1) | one value for all that links join, also through another GPU |
+| a fabric of several machines (GB200) | `<cluster UUID>.<clique>` by NVML, as GPU Feature Discovery's label `nvidia.com/gpu.clique`. It is the same on all nodes of the clique; a claim's devices are on one node all the same |
+| PCI Express alone; one GPU; no NVLink that is active | missing |
+| GPU A says that it has a link to B, and B nothing of it | missing for both. The plugin's log, the VgpuNode's condition `DriverFound` (reason `LinksContradict`) and `vgpu doctor` name the two |
+
+Within one machine the value is the UUID of the island's first GPU, so it may change with the GPUs that the driver lists. NVIDIA's own DRA driver has no such attribute ([its issue 214](https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/214) asks for one). **Not seen on GPUs with NVLink**: the software GPU plays switches, pairs and contradictions (`nvlink` in its profile).
+";
+
 const TAINTS: &str = "
 ## Taints
 
@@ -86,7 +140,7 @@ fn document() -> String {
         let default = &policy.default.as_ref().expect("a default").0;
         let _ = writeln!(text, "| `{name}` | {} | {default} | {allowed} | {about} |", one.value.0);
     }
-    text + TAINTS
+    text + UNIFIED + NVLINK + TAINTS
 }
 
 #[test]

@@ -83,6 +83,7 @@ fn special(driver: &Driver, gpu: usize, attribute: u32) -> Option<i32> {
     let (profile, pci) = (driver.state().profile(), driver.state().pci(gpu));
     Some(match attribute {
         16 => profile.sms as i32,
+        18 => i32::from(profile.is_unified(gpu)),
         33 => i32::from(pci.bus),
         34 => i32::from(pci.device),
         50 => pci.domain as i32,
@@ -109,8 +110,8 @@ soft_gpu::api! {
     }
 
     fn cuDeviceGetName(name: Out<u8>, room: i32, device: i32) {
-        let (driver, _) = driver::device(device)?;
-        name.text(&driver.state().profile().name, room)
+        let (driver, gpu) = driver::device(device)?;
+        name.text(driver.state().profile().name_of(gpu), room)
     }
 
     fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) {

@@ -1,6 +1,7 @@
 //! The devices and their properties.
 
 use soft_gpu::c::{Code, Res};
+use soft_gpu::profile::Pci;
 
 use crate::codes::{INVALID_ARGUMENT, In, NOT_FOUND, Out, Text, VERSION_MISMATCH, text};
 use crate::library::{device, handle, state};
@@ -48,7 +49,11 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 
 fn pci(gpu: u64) -> Result<PciInfo, Code> {
     let (state, gpu) = device(gpu)?;
-    let pci = state.pci(gpu);
+    Ok(info(state.pci(gpu)))
+}
+
+/// Returns an address as NVML prints it, with a GPU's ids.
+pub(crate) fn info(pci: Pci) -> PciInfo {
     let numbers = [
         pci.domain,
         u32::from(pci.bus),
@@ -61,10 +66,10 @@ fn pci(gpu: u64) -> Result<PciInfo, Code> {
         legacy: padded(&format!("{:04X}:{tail}", pci.domain)),
         numbers,
     };
-    Ok(PciInfo {
+    PciInfo {
         head,
         id: padded(&format!("{:08X}:{tail}", pci.domain)),
-    })
+    }
 }
 
 fn count(out: Out<u32>) -> Res {
@@ -139,7 +144,8 @@ soft_gpu::api! {
     fn nvmlDeviceGetMinorNumber(gpu: u64, out: Out<u32>) { out.set(device(gpu)?.1 as u32) }
 
     fn nvmlDeviceGetName(gpu: u64, out: Out<u8>, room: u32) {
-        text(out, room, &device(gpu)?.0.profile().name)
+        let (state, gpu) = device(gpu)?;
+        text(out, room, state.profile().name_of(gpu))
     }
 
     fn nvmlDeviceGetUUID(gpu: u64, out: Out<u8>, room: u32) {

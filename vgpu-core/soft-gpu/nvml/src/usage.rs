@@ -3,9 +3,9 @@
 use soft_gpu::c::{Code, Res};
 use soft_gpu::memory_limits::Told;
 use soft_gpu::profile::NvmlPids;
-use soft_gpu::state::{Picture, User};
+use soft_gpu::state::{Picture, State, User};
 
-use crate::codes::{INSUFFICIENT_SIZE, NOT_FOUND, Out, VERSION_MISMATCH};
+use crate::codes::{INSUFFICIENT_SIZE, NOT_FOUND, NOT_SUPPORTED, Out, VERSION_MISMATCH};
 use crate::library::device;
 use crate::sensors::constant;
 
@@ -141,16 +141,25 @@ fn none(gpu: u64, count: Out<u32>) -> Res {
     count.set(0)
 }
 
+/// Returns a GPU of whose memory NVML has a figure.
+fn with_figure(gpu: u64) -> Result<(&'static State, usize), Code> {
+    let (state, index) = device(gpu)?;
+    match state.profile().is_unified(index) {
+        true => Err(NOT_SUPPORTED),
+        false => Ok((state, index)),
+    }
+}
+
 soft_gpu::api! {
     fn nvmlDeviceGetMemoryInfo(gpu: u64, out: Out<Memory>) {
-        let profile = device(gpu)?.0.profile();
+        let profile = with_figure(gpu)?.0.profile();
         let used = picture(gpu)?.used + profile.reserved; // the first version counts what is reserved as used
         let total = profile.memory + profile.reserved;
         out.set([total, total.saturating_sub(used), used])
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(gpu: u64, out: Out<MemoryV2>) {
-        let (state, index) = device(gpu)?;
+        let (state, index) = with_figure(gpu)?;
         let profile = state.profile();
         let version = out.get()?.version;
         if version != 2 << 24 | size_of::<MemoryV2>() as u32 {

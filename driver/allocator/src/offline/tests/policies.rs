@@ -55,6 +55,7 @@ fn affinity_is_kept_where_it_can_be_and_given_up_where_it_cannot() {
         let mut gpu = gpu(name, "80Gi");
         gpu["attributes"]["resource.kubernetes.io/numaNode"] = json!({"int": numa});
         gpu["attributes"]["resource.kubernetes.io/pcieRoot"] = json!({"string": format!("pci{numa}")});
+        gpu["attributes"]["nvlinkClique"] = json!({"string": format!("GPU-{numa}")});
         gpu
     };
     // Sorted by memory left alone, c and a would come first.
@@ -72,7 +73,7 @@ fn affinity_is_kept_where_it_can_be_and_given_up_where_it_cannot() {
             json!({"count": count, "capacity": {"requests": {"memory": "10Gi"}}}),
         )]
     };
-    for policy in [AllocationPolicy::Numa, AllocationPolicy::Pcie] {
+    for policy in [AllocationPolicy::Numa, AllocationPolicy::Pcie, AllocationPolicy::Nvlink] {
         assert_eq!(
             with_policy(all(many(2)), policy),
             ["n/c", "n/b"],

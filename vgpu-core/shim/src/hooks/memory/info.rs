@@ -1,14 +1,27 @@
 //! The memory that programs see: that of the share, never more than the GPU has. If the share may use host memory,
 //! total and free include it.
+//!
+//! An integrated GPU has the system's memory, and its driver's figure of what is free lacks what the system's page cache
+//! would give back. It may be small on an idle machine, so it does not bound what programs see there.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
-use crate::driver::Gpu;
+use crate::driver::{Gpu, Real};
 use crate::out::put;
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::memory::deferred_free;
 use vgpu_core::memory::room;
+
+/// CU_DEVICE_ATTRIBUTE_INTEGRATED.
+const INTEGRATED: c_int = 18;
+
+/// Returns true if the memory of the current context's GPU is the system's.
+#[cold]
+fn is_integrated() -> bool {
+    let device = Real.current_device();
+    device.and_then(|device| Real.device_attribute(INTEGRATED, device)) == Ok(1)
+}
 
 /// Returns free and total bytes of a GPU's shares; `physical`: the free bytes of the GPU itself.
 fn share(ready: &Ready, gpu: &Gpu, physical: u64) -> (u64, u64) {
@@ -18,7 +31,13 @@ fn share(ready: &Ready, gpu: &Gpu, physical: u64) -> (u64, u64) {
     if gpu.account.has_host() {
         deferred_free::collect(&ready.gpus, &ready.tables.live, gpu);
     }
-    (gpu.account.free(physical), gpu.account.limit())
+    let free = gpu.account.free(physical);
+    let unbounded = gpu.account.free(u64::MAX);
+    let free = match free < unbounded && is_integrated() {
+        true => unbounded,
+        false => free,
+    };
+    (free, gpu.account.limit())
 }
 
 /// cuMemGetInfo of either width. Always asks the driver with the wide version, because the numbers of a share may fit

@@ -70,13 +70,21 @@ pub(crate) unsafe fn memory(
     next: impl FnOnce() -> c_int,
 ) -> c_int {
     let result = next();
-    if let (NVML_SUCCESS, Some(gpu)) = (result, gpu(ready, device)) {
-        let (total, used) = figures(gpu);
-        let free = total.saturating_sub(used);
-        // SAFETY: NVML has written there.
-        unsafe { put(info, Memory { total, free, used }) };
-    }
-    result
+    let is_ours = has_answer(result) && !info.is_null();
+    let Some(gpu) = is_ours.then(|| gpu(ready, device)).flatten() else {
+        return result;
+    };
+    let (total, used) = figures(gpu);
+    let free = total.saturating_sub(used);
+    // SAFETY: not null, the caller's to be written.
+    unsafe { put(info, Memory { total, free, used }) };
+    NVML_SUCCESS
+}
+
+/// Returns true if the share's figures replace NVML's. NVML has none of a GPU whose memory is also the system's; of the
+/// share there are some.
+fn has_answer(result: c_int) -> bool {
+    matches!(result, NVML_SUCCESS | NVML_NOT_SUPPORTED)
 }
 
 pub(crate) unsafe fn memory_v2(
@@ -85,21 +93,29 @@ pub(crate) unsafe fn memory_v2(
     info: *mut MemoryV2,
     next: impl FnOnce() -> c_int,
 ) -> c_int {
+    const VERSION: c_uint = 2 << 24 | size_of::<MemoryV2>() as c_uint;
     let result = next();
-    // SAFETY: null, or NVML has written there.
-    if let (NVML_SUCCESS, Some(gpu), Some(info)) = (result, gpu(ready, device), unsafe { info.as_mut() }) {
-        let (total, used) = figures(gpu);
-        let free = total.saturating_sub(used);
-        let version = info.version;
-        *info = MemoryV2 {
-            version,
-            total,
-            reserved: 0,
-            free,
-            used,
-        };
-    }
-    result
+    // SAFETY: null, or the caller's to be written; at least the version is there, which NVML reads first.
+    let version = unsafe { info.cast::<c_uint>().as_ref() }.copied();
+    // NVML may refuse an unsupported call before it looks at the version, which says how much may be written.
+    let fits = result == NVML_SUCCESS || version == Some(VERSION);
+    let (Some(gpu), Some(version)) = (
+        (has_answer(result) && fits).then(|| gpu(ready, device)).flatten(),
+        version,
+    ) else {
+        return result;
+    };
+    let (total, used) = figures(gpu);
+    let told = MemoryV2 {
+        version,
+        total,
+        reserved: 0,
+        free: total.saturating_sub(used),
+        used,
+    };
+    // SAFETY: not null, and as large as its version says.
+    unsafe { put(info, told) };
+    NVML_SUCCESS
 }
 
 pub(crate) fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, u64)>> {
