@@ -5,9 +5,10 @@
 // 	"error": "..."}
 // 	kubernetes-go admission  {"policies": [...], "objects": [...]} ─► {"verdicts": [{"policies": ..., "denied": [...],
 // 	"errors": [...]}]}
+// 	kubernetes-go metadata   a claim's metadata file ─► {"path": ..., "read": {...}} or {"invalid": ...} or {"error": ...}
 // 	kubernetes-go figures    one cluster, measured: figures.go
 //
-// allocate, cel and admission take a line of JSON and answer with one, until standard input ends.
+// All but figures take a line of JSON and answer with one, until standard input ends.
 package main
 
 import (
@@ -25,6 +26,7 @@ var programs = map[string]func(io.Reader, io.Writer) error{
 	"allocate":  answerLines(allocateReply),
 	"cel":       answerLines(celReply),
 	"admission": answerLines(admissionReply),
+	"metadata":  answerLines(metadataReply),
 	"figures":   figures,
 }
 
@@ -33,7 +35,7 @@ func main() {
 	word := strings.Join(os.Args[1:], " ")
 	program, found := programs[word]
 	if !found {
-		fmt.Fprintf(os.Stderr, "kubernetes-go %s: say allocate, cel, admission or figures\n", word)
+		fmt.Fprintf(os.Stderr, "kubernetes-go %s: say allocate, cel, admission, metadata or figures\n", word)
 		os.Exit(2)
 	}
 	if err := program(os.Stdin, os.Stdout); err != nil {

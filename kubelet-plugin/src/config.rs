@@ -5,6 +5,7 @@
 
 use crate::dra::instance::Folders;
 use crate::publish::taints::Allocator;
+use crate::text::is_dns_subdomain;
 use clap::{Parser, ValueEnum};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -342,14 +343,6 @@ fn xids(list: &str) -> Option<BTreeSet<u64>> {
 /// Accepts only characters that are safe in a file name. A UID has 36 bytes; that of a static pod has 32.
 fn is_uid(uid: &str) -> bool {
     (1..=36).contains(&uid.len()) && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-}
-
-fn is_dns_subdomain(name: &str) -> bool {
-    let label = |label: &str| {
-        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(label)
 }
 
 #[cfg(test)]

@@ -134,6 +134,7 @@ fn podman_loads_a_claim_and_the_shims_names_win() {
         library,
         driver: &driver,
         visible_devices: false,
+        metadata: &[],
         driver_limit: None,
     };
     let spec = edits::spec(&inputs, UID, &[placed]).render().expect("rendered");

@@ -221,6 +221,7 @@ fn given(root: &Path) -> BTreeSet<String> {
         library: Path::new("/var/lib/vgpu/l"),
         driver: &driver,
         visible_devices: false,
+        metadata: &[],
         driver_limit: None,
     };
     let spec = edits::spec(&inputs, "u", &[placed]);

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
-use vgpu_e2e::{node, shell};
+use vgpu_e2e::{layout, node, shell};
 
 use crate::load::{PROVES, share};
 use crate::manifests::{HOLD, pod_object};
@@ -55,6 +55,7 @@ fn kinds() -> Result<()> {
             Ok::<_, anyhow::Error>(())
         };
         shared_with_the_sidecar()?;
+        reads_its_metadata(kube, "kinds")?;
         // A restarted sidecar gets its memory again, because its previous memory was freed.
         let kill = ["pkill", "-KILL", "-f", &format!("^vgpu-client hold {HELD}$")];
         shell::run(&mut installed.cluster.node(vgpu_e2e::cluster::Node::FIRST).inside(&kill))?;
@@ -69,6 +70,24 @@ fn kinds() -> Result<()> {
         })?;
         shared_with_the_sidecar()
     })
+}
+
+/// Runs the program of docs/using.md that reads the metadata of claim `gpu`, made from a template, in a container: it prints
+/// what the share is.
+fn reads_its_metadata(kube: &Kube<'_>, pod: &str) -> Result<()> {
+    let document = std::fs::read_to_string(layout::workspace().join("docs/using.md"))?;
+    let program = document
+        .split_once("```python\n")
+        .and_then(|(_, rest)| rest.split_once("```"));
+    let (program, _) = program.context("docs/using.md has no program in Python")?;
+    let said = kube.exec(pod, &["python3", "-c", program])?;
+    let check: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
+    let uuid = check["uuid"].as_str().context("no UUID")?;
+    ensure!(
+        said.trim() == format!("{uuid} {} 1", 2 * GI),
+        "the metadata says {said:?} of a share of {uuid} with 2Gi and 1 core"
+    );
+    Ok(())
 }
 
 /// Prints the total memory and the UUID of the first GPU that NVML lists.

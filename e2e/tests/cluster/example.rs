@@ -127,6 +127,20 @@ fn two_pods() -> Result<()> {
         ))?;
         kube.wait_running("first", LIMIT)?;
         kube.wait_running("second", LIMIT)?;
+        let path = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/both/gpu/dra.vgpu-metadata.json";
+        let shares = ["first", "second"].map(|pod| -> Result<Value> {
+            let metadata: Value = serde_json::from_str(&kube.exec(pod, &["cat", path])?)?;
+            Ok(metadata["requests"][0]["devices"][0]["attributes"]["share"]["string"].clone())
+        });
+        let results = kube.get(&["resourceclaim", "both"])?;
+        let allocated = &results["status"]["allocation"]["devices"]["results"][0]["shareID"];
+        for share in shares {
+            let share = share?;
+            ensure!(
+                share == *allocated,
+                "the metadata says share {share}, and {allocated} is allocated"
+            );
+        }
         let free = || -> Result<Option<u64>> {
             let line: Value = serde_json::from_str(&kube.exec("second", &["vgpu-client", "check"])?)?;
             Ok(line["free"].as_u64())

@@ -5,7 +5,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::de::Error as _;
 use serde::{Deserialize as _, Deserializer};
-use std::fs::{File, Permissions};
+use std::fs::{File, FileType, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -115,6 +115,18 @@ pub fn private_folder(path: &Path) -> io::Result<()> {
 /// # Errors
 /// The folder cannot be listed.
 pub fn folders(path: &Path) -> io::Result<Vec<String>> {
+    names_of(path, |kind| kind.is_dir())
+}
+
+/// Names of the regular files in `path`, sorted; none if `path` does not exist.
+///
+/// # Errors
+/// The folder cannot be listed.
+pub fn regular_files(path: &Path) -> io::Result<Vec<String>> {
+    names_of(path, |kind| kind.is_file())
+}
+
+fn names_of(path: &Path, is_wanted: impl Fn(&FileType) -> bool) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -122,7 +134,7 @@ pub fn folders(path: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry?;
-        if entry.file_type()?.is_dir() {
+        if is_wanted(&entry.file_type()?) {
             names.extend(entry.file_name().into_string());
         }
     }

@@ -7,6 +7,7 @@
 //!  vgpu run ────────────┴─► mounts, locks, gpus
 //!  vgpu-driver-limit ─────► cgroup, files, lock_file, driver_limit ◄── vgpu-kubelet-plugin
 //! ```
+#![deny(unsafe_code)] // but for one call of NVML
 
 pub mod arbitration;
 pub mod cgroup;

@@ -57,6 +57,7 @@ pub(super) fn check(root: &Root, gpus: &impl Gpus, wanted: &Wanted, tmpfs: bool)
             share: share.clone(),
             slot: None,
         }],
+        named_by: None,
         pods: Vec::new(),
         may_require_limit: false,
     };
@@ -74,6 +75,7 @@ pub(super) fn check(root: &Root, gpus: &impl Gpus, wanted: &Wanted, tmpfs: bool)
         library: &wanted.library,
         driver: &driver,
         visible_devices: false,
+        metadata: &[],
         driver_limit: None,
     };
     let spec = edits::spec(&inputs, UID, &[placed]).render();

@@ -26,6 +26,10 @@ pub struct Entry {
     pub library: String,
     /// In the order of the claim's results.
     pub shares: Vec<PreparedShare>,
+    /// By which name pods find the claim's metadata. None: not known, because the record was rebuilt from limits files or is of
+    /// a release without this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub named_by: Option<NamedBy>,
     /// The pods for which the claim was reserved when it was last prepared. Messages name them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<Pod>,
@@ -33,6 +37,16 @@ pub struct Entry {
     /// driver of its GPUs answers (`dra::node::recover`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub may_require_limit: bool,
+}
+
+/// By which name pods know a claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum NamedBy {
+    /// By its own.
+    Claim,
+    /// By this entry of a pod's `spec.resourceClaims`: the claim was made from a template.
+    Pod(String),
 }
 
 /// A pod of a claim, in the claim's namespace.

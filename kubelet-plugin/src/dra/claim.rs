@@ -9,7 +9,8 @@
 //! Everything is checked although the API server stored it: it accepts a device that does not exist, 999Gi of
 //! 80Gi, and negative amounts. Results and configs of other drivers are skipped.
 
-use crate::dra::checkpoint::Pod;
+use crate::dra::checkpoint::{NamedBy, Pod};
+use crate::dra::metadata::POD_CLAIM_NAME;
 use crate::dra::share::{Report, Role, Share};
 use crate::publish::inventory::{Device, Gpu, Inventory};
 use k8s_openapi::api::resource::v1::{
@@ -103,6 +104,15 @@ pub fn pods(claim: &ResourceClaim) -> Vec<Pod> {
         uid: pod.uid.clone(),
     })
     .collect()
+}
+
+/// By which name pods know `claim`. Not validated: any user may write the annotation.
+#[must_use]
+pub fn named_by(claim: &ResourceClaim) -> NamedBy {
+    let annotations = claim.metadata.annotations.as_ref();
+    let name = annotations.and_then(|annotations| annotations.get(POD_CLAIM_NAME));
+    name.filter(|name| !name.is_empty())
+        .map_or(NamedBy::Claim, |name| NamedBy::Pod(name.clone()))
 }
 
 /// Returns the shares of `claim` on the node that publishes `inventory` in `pools`, in the order of the

@@ -7,6 +7,7 @@
 //! <claims>/<uid>/<share>/         a tmpfs of limited size, mounted read-only into containers
 //!                        limits   0444
 //!                        ledger   0666, mounted writable over the read-only folder
+//! <claims>/<uid>/<request>.metadata.json   0444; mounted read-only into containers (`metadata`)
 //! <claims>/<uid>/no-glibc         report of the hook, until the plugin takes it
 //!                 no-glibc.taken  while the plugin creates events on the pods
 //!                 no-driver-limit why a container started without the driver's own limit, by vgpu-driver-limit
@@ -37,6 +38,7 @@
 
 use crate::arbitration::SLOTS;
 use crate::dra::checkpoint::{Entry, PreparedShare};
+use crate::dra::metadata;
 use crate::dra::mount_users::Device;
 use crate::dra::share::{Role, Share};
 use crate::publish::inventory::Gpu;
@@ -56,6 +58,7 @@ use vgpu_api::config::{Capabilities, MemoryEnforcement};
 use vgpu_api::request::{CORES_MAX, HOST_MEMORY_MAX};
 use vgpu_context_size::ContextSize;
 use vgpu_node::files::{self, Failed, failed};
+use vgpu_node::selinux;
 
 const RECORD: &str = "entry.json";
 /// The hook's report of a container without glibc (its merge.rs), and its name once the plugin has taken it.
@@ -68,6 +71,8 @@ const LONGEST_REASON: usize = 600;
 /// The format of a record.
 const VERSION: u32 = 1;
 const MAX_RECORD: usize = 1 << 20;
+/// A claim has at most 32 devices, of about a kilobyte each.
+const MAX_METADATA: usize = 1 << 18;
 
 /// Room for the ledger, the limits file, and a temporary copy of one of them while it is replaced.
 fn share_size(limits: &Limits) -> Size {
@@ -239,6 +244,38 @@ impl ClaimDirs {
         };
         if !read_limits(&path).is_some_and(|found| fits(&found)) {
             files::replace(&path, limits.render().as_bytes(), 0o444).map_err(failed("write", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the metadata of a claim, whose directory exists, where it differs, and removes what is there of other requests.
+    /// `is_new`: what is there is of a Prepare or an Unprepare that did not end, so its generations do not count.
+    ///
+    /// # Errors
+    /// The first step that fails.
+    pub fn ensure_metadata(&self, uid: &str, wanted: &[metadata::File], is_new: bool) -> Result<(), Error> {
+        let folder = self.claim_path(uid);
+        for name in files::regular_files(&folder).map_err(failed("list", &folder))? {
+            let is_other = name.ends_with(metadata::SUFFIX) && wanted.iter().all(|file| file.name() != name);
+            let path = folder.join(&name);
+            if is_other {
+                std::fs::remove_file(&path).map_err(failed("remove", &path))?;
+            }
+        }
+        for file in wanted {
+            let path = folder.join(file.name());
+            let found = match is_new {
+                true => None,
+                false => files::read_bounded(&path, MAX_METADATA).ok(),
+            };
+            let Some(bytes) = file.replacement(found.as_deref()) else {
+                continue;
+            };
+            files::replace(&path, &bytes, 0o444).map_err(failed("write", &path))?;
+            if let Err((path, error)) = selinux::let_containers_read(&[path]) {
+                // At its start the plugin has warned that it cannot set the library's label.
+                tracing::debug!(file = %path.display(), %error, "the label of SELinux cannot be set");
+            }
         }
         Ok(())
     }

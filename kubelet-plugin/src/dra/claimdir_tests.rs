@@ -1,6 +1,7 @@
 //! Directories, records and limits files of claims.
 
 use super::*;
+use crate::dra::checkpoint::NamedBy;
 use crate::dra::share::tests::share;
 use crate::publish::inventory::tests::gpu;
 use proptest::prelude::*;
@@ -19,6 +20,7 @@ fn entry() -> Entry {
         name: "c".into(),
         library: "f".repeat(64),
         shares: vec![prepared("s1"), prepared("s2")],
+        named_by: None,
         pods: Vec::new(),
         may_require_limit: false,
     }
@@ -113,6 +115,28 @@ fn a_limits_file_that_is_missing_or_in_the_way_is_named() {
 }
 
 #[test]
+fn metadata_that_cannot_be_written_is_named_and_what_is_of_another_request_goes() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let dirs = ClaimDirs::new(dir.path().join("claims"), false);
+    dirs.ensure("u", &entry(), &|_| None).expect("made");
+    let (id, gpu) = (entry().id("u"), gpu(0));
+    let share = share("s1");
+    let files = metadata::files(&id, &NamedBy::Claim, &[(&share, &gpu)], &vgpu_api::Pools::of("n1"));
+    let files = files.expect("files");
+    let folder = dirs.claim_path("u");
+    let (path, in_the_way) = (folder.join("gpu.metadata.json"), folder.join("gpu.metadata.json.new"));
+    std::fs::create_dir_all(in_the_way.join("x")).expect("in the way");
+    let error = dirs.ensure_metadata("u", &files, true).expect_err("not written");
+    assert!(error.to_string().contains(&*path.to_string_lossy()), "{error}");
+    std::fs::remove_dir_all(in_the_way).expect("removed");
+    std::fs::write(folder.join("former.metadata.json"), "{}").expect("written");
+    dirs.ensure_metadata("u", &files, true).expect("written");
+    assert_eq!(mode(&path), 0o444);
+    let found = files::regular_files(&folder).expect("listed");
+    assert_eq!(found, ["gpu.metadata.json"]);
+}
+
+#[test]
 fn the_hooks_report_is_taken_until_it_is_dropped_and_comes_again() {
     let dir = tempfile::tempdir().expect("a folder");
     let dirs = ClaimDirs::new(dir.path().join("claims"), false);
@@ -172,6 +196,7 @@ fn record() -> Record {
             name: "quarter".into(),
             library: "0".repeat(64),
             shares: vec![PreparedShare { share, slot: Some(3) }],
+            named_by: None,
             pods: Vec::new(),
             may_require_limit: false,
         },

@@ -3,7 +3,8 @@
 //! ```text
 //! spec level (once per container): environment, the tmpfs of shares, library, preload and its hook, the hook for the
 //!                                  driver's limit (`limit_hook`), driver, common device nodes
-//! device `<uid>-<share>`:          the GPU's device nodes, share directory, ledger, arbitration folder and slot
+//! device `<uid>-<share>`:          the GPU's device nodes, share directory, ledger, arbitration folder and slot, and the
+//!                                  metadata of the share's request
 //! ```
 //!
 //! Which files of the driver are mounted depends on `driverCapabilities`; at the spec level, on those of all shares of the
@@ -13,9 +14,10 @@
 //!
 //! Runtimes apply the spec level before devices and sort mounts by depth, so that a file is mounted over the
 //! read-only folder that contains it. Two shares of one GPU name the same arbitration folder, and the runtime
-//! mounts it once. The runtime may run a hook more than once, so hooks are idempotent.
+//! mounts it once, and so do two shares of one request with its metadata. The runtime may run a hook more than once, so hooks are idempotent.
 
 use crate::dra::limit_hook;
+use crate::dra::metadata;
 use crate::dra::share::{Report, Role, Share};
 use crate::driver::{DeviceFile, Driver, Found, Place};
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,6 +64,8 @@ pub struct Inputs<'a> {
     pub driver: &'a Driver,
     /// True: name the GPUs in `NVIDIA_VISIBLE_DEVICES` if the claim's dialect does so (`--visible-devices=dialect`).
     pub visible_devices: bool,
+    /// The metadata of the claim's requests; none if it is not known by which name pods find the claim.
+    pub metadata: &'a [metadata::File],
     /// The hook for the driver's limit, and its folder of records; None: the containers need none.
     pub driver_limit: Option<(limit_hook::Command, &'a Path)>,
 }
@@ -104,8 +108,11 @@ pub fn spec(inputs: &Inputs<'_>, uid: &str, shares: &[Placed<'_>]) -> Spec {
     spec.container_edits.hooks.extend(driver_limit_hook(inputs, shares));
     for placed in shares {
         let name = device_name(uid, &placed.share.name);
-        // Two requests may monitor one GPU: they have the same device.
-        if spec.devices.iter().any(|device| device.name == name) {
+        // Two requests may monitor one GPU: they have the same device, with the metadata of both.
+        if let Some(known) = spec.devices.iter_mut().find(|device| device.name == name) {
+            let mounts = &mut known.container_edits.mounts;
+            let more = metadata_mount(inputs, placed.share).filter(|more| !mounts.contains(more));
+            mounts.extend(more);
             continue;
         }
         spec.devices.push(Device {
@@ -246,6 +253,7 @@ fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
         mounts.push(mount(&folder, &inside, Access::Read));
         mounts.push(mount(&folder.join(&file), &format!("{inside}/{file}"), Access::Write));
     }
+    mounts.extend(metadata_mount(inputs, placed.share));
     ContainerEdits {
         device_nodes: placed.nodes.iter().map(device_node).collect(),
         mounts,
@@ -257,11 +265,24 @@ fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
 /// nodes, so the device repeats a mount of the spec level.
 fn monitor(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
     let library = format!("{}/{LIBNVIDIA_ML}", CONTAINER_LIBRARY_DIRS[0]);
+    let library = mount(&inputs.driver.files.libnvidia_ml, &library, Access::Execute);
     ContainerEdits {
         device_nodes: placed.nodes.iter().map(device_node).collect(),
-        mounts: vec![mount(&inputs.driver.files.libnvidia_ml, &library, Access::Execute)],
+        mounts: [library]
+            .into_iter()
+            .chain(metadata_mount(inputs, placed.share))
+            .collect(),
         ..ContainerEdits::default()
     }
+}
+
+/// The mount of the metadata of the share's request.
+fn metadata_mount(inputs: &Inputs<'_>, share: &Share) -> Option<Mount> {
+    let file = inputs
+        .metadata
+        .iter()
+        .find(|file| file.request == share.base_request())?;
+    Some(mount(&inputs.claim_dir.join(file.name()), &file.target, Access::Read))
 }
 
 /// The hook gets the names of all files in our folders of libraries, because it cannot tell a file of the node from one
@@ -348,6 +369,8 @@ fn text(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dra::checkpoint::NamedBy;
+    use crate::dra::share::ClaimId;
     use crate::dra::share::tests::{GPU, share};
     use crate::driver::{Files, parts};
     use std::sync::Arc;
@@ -447,6 +470,7 @@ mod tests {
             library: Path::new("/var/lib/vgpu/abc"),
             driver,
             visible_devices,
+            metadata: &[],
             driver_limit: None,
         };
         let spec = spec(&inputs, UID, shares);
@@ -469,6 +493,7 @@ mod tests {
                 library: Path::new("/var/lib/vgpu/abc"),
                 driver: &driver,
                 visible_devices: false,
+                metadata: &[],
                 driver_limit: Some((command, Path::new("/run/vgpu/driver-limits"))),
             };
             let spec = spec(&inputs, "u", &placed);
@@ -798,6 +823,71 @@ mod tests {
                 _ => assert_eq!(visible(true), [indices], "{dialect:?}"),
             }
         }
+    }
+
+    #[test]
+    fn the_metadata_of_a_request_is_in_the_containers_that_have_one_of_its_shares() {
+        let gpu = crate::publish::inventory::tests::gpu(0);
+        let id = ClaimId {
+            namespace: "d".into(),
+            name: "c".into(),
+            uid: UID.into(),
+        };
+        let targets_of = |shares: &[Share]| {
+            let known: Vec<_> = shares.iter().map(|share| (share, &gpu)).collect();
+            let files = metadata::files(&id, &NamedBy::Claim, &known, &vgpu_api::Pools::of("n1")).expect("files");
+            let driver = soft();
+            let inputs = Inputs {
+                claim_dir: Path::new("/run/vgpu/claims/u"),
+                gpus_dir: Path::new("/run/vgpu/gpus"),
+                library: Path::new("/var/lib/vgpu/abc"),
+                driver: &driver,
+                visible_devices: false,
+                metadata: &files,
+                driver_limit: None,
+            };
+            let placed: Vec<_> = shares.iter().map(|share| placed(share, None, Vec::new())).collect();
+            let spec = spec(&inputs, UID, &placed);
+            spec.validate().expect("a valid spec");
+            let of_device = |device: &Device| -> Vec<(String, String)> {
+                let mounts = device.container_edits.mounts.iter();
+                let mounts = mounts.filter(|mount| mount.host_path.ends_with(metadata::SUFFIX));
+                mounts
+                    .inspect(|mount| assert!(mount.options.contains(&"ro".to_owned()), "{mount:?}"))
+                    .map(|mount| (mount.host_path.clone(), mount.container_path.clone()))
+                    .collect()
+            };
+            spec.devices.iter().map(of_device).collect::<Vec<_>>()
+        };
+        let of = |request: &str| {
+            let folder = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/c";
+            (
+                format!("/run/vgpu/claims/u/{request}.metadata.json"),
+                format!("{folder}/{request}/dra.vgpu-metadata.json"),
+            )
+        };
+        let other = Share {
+            request: "second/small".into(),
+            ..share("s3")
+        };
+        assert_eq!(
+            targets_of(&[share("s1"), share("s2"), other]),
+            [vec![of("gpu")], vec![of("gpu")], vec![of("second")]]
+        );
+        let monitor = Share {
+            role: Role::Monitor,
+            name: "gpu-3f8a1c20-monitor".into(),
+            ..share("m")
+        };
+        let again = Share {
+            request: "second".into(),
+            ..monitor.clone()
+        };
+        assert_eq!(
+            targets_of(&[monitor.clone(), again, monitor]),
+            [vec![of("gpu"), of("second")]],
+            "requests that monitor one GPU have one device"
+        );
     }
 
     #[test]

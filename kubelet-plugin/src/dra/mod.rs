@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  kubelet ─► registration (instance: sockets)
-//!          ─► server ─► node: turn ─► claim, edits, claimdir, library ─► CDI files
+//!          ─► server ─► node: turn ─► claim, metadata, edits, claimdir, library ─► CDI files
 //!               └─► waiting, for the room of claims that are gone
 //!          ◄─ health
 //! ```
@@ -21,6 +21,7 @@ pub mod instance;
 pub mod keep;
 pub(crate) mod library;
 pub mod limit_hook;
+pub mod metadata;
 pub mod mount_users;
 pub mod node;
 pub mod registration;

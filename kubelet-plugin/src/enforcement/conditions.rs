@@ -138,6 +138,7 @@ mod tests {
                 .into_iter()
                 .map(|share| PreparedShare { share, slot: Some(0) })
                 .collect(),
+            named_by: None,
             pods: Vec::new(),
             may_require_limit: false,
         }

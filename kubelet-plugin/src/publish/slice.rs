@@ -139,7 +139,7 @@ fn monitor(name: &str, gpu: &Gpu) -> Device {
 }
 
 /// An attribute of both devices of a GPU.
-struct Attribute {
+pub(crate) struct Attribute {
     name: &'static str,
     /// Its meaning, for docs/devices.md.
     #[cfg_attr(not(test), expect(dead_code))]
@@ -149,7 +149,7 @@ struct Attribute {
 }
 
 /// Every attribute. docs/devices.md is generated from this table.
-const ATTRIBUTES: [Attribute; 15] = [
+pub(crate) const ATTRIBUTES: [Attribute; 15] = [
     Attribute {
         name: device_type::ATTRIBUTE,
         about: "`gpu` for a GPU that can be shared, `monitor` for its monitor device",
@@ -227,7 +227,8 @@ const ATTRIBUTES: [Attribute; 15] = [
     },
 ];
 
-fn attributes(kind: &str, gpu: &Gpu) -> BTreeMap<String, DeviceAttribute> {
+/// The attributes of one of a GPU's devices.
+pub(crate) fn attributes(kind: &str, gpu: &Gpu) -> BTreeMap<String, DeviceAttribute> {
     let known = ATTRIBUTES.iter();
     let known = known.filter_map(|attribute| Some((attribute.name.to_owned(), (attribute.value)(kind, gpu)?)));
     known.collect()

@@ -33,6 +33,7 @@ use crate::dra::checkpoint::{Checkpoint, Entry};
 use crate::dra::claim;
 use crate::dra::claimdir::{self, ClaimDirs};
 use crate::dra::library::Library;
+use crate::dra::metadata;
 use crate::dra::mount_users::ShareMount;
 use crate::dra::share::{ClaimId, ShareKeys};
 use crate::driver::{self, Driver, Finder};
@@ -104,6 +105,8 @@ pub enum Error {
     #[error(transparent)]
     ClaimDir(#[from] claimdir::Error),
     #[error(transparent)]
+    Metadata(#[from] metadata::Error),
+    #[error(transparent)]
     Arbitration(#[from] arbitration::Error),
     #[error(transparent)]
     Cdi(#[from] vgpu_cdi::store::Error),
@@ -132,7 +135,7 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Uid(_) | Self::Claim(_) | Self::OtherShares => "claim",
+            Self::Uid(_) | Self::Claim(_) | Self::Metadata(_) | Self::OtherShares => "claim",
             Self::Full(_) | Self::Used { .. } | Self::UseUnknown(_) => "full",
             Self::NoInventory(_)
             | Self::GpuGone(_)

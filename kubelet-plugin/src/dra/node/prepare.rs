@@ -22,6 +22,7 @@ use crate::dra::claim;
 use crate::dra::claimdir::Damage;
 use crate::dra::edits::{self, Placed};
 use crate::dra::limit_hook;
+use crate::dra::metadata;
 use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
 use crate::driver::{self, Driver, Finder};
 use crate::publish::inventory::{Gpu, Inventory};
@@ -205,6 +206,7 @@ impl Node {
         if entry.name != id.name || entry.all().any(|share| share.request.is_empty()) {
             entry.name_as(id, &shares);
         }
+        entry.named_by = Some(claim::named_by(claim));
         entry.pods = pods;
         let made = self.materialize(&id.uid, known.as_ref(), &mut entry, turn);
         if let Err(error) = made {
@@ -263,6 +265,7 @@ impl Node {
             name: id.name.clone(),
             library,
             shares: self.with_slots(id, &self.checkpoint, shares)?,
+            named_by: None,
             pods: Vec::new(),
             may_require_limit: false,
         })
@@ -327,7 +330,9 @@ impl Node {
         if known.is_some() {
             self.bind_library(uid, entry)?;
         }
-        let spec = self.spec(uid, entry, turn.driver(&self.driver)?)?;
+        let metadata = self.metadata(uid, entry)?;
+        let mounted = metadata.as_deref().unwrap_or_default();
+        let spec = self.spec(uid, entry, mounted, turn.driver(&self.driver)?)?;
         turn.end_of(Part::Cdi);
 
         for PreparedShare { share, slot } in &entry.shares {
@@ -344,6 +349,9 @@ impl Node {
             own => Some(ContextSize { own, unowned: 0 }),
         };
         self.dirs.ensure(uid, entry, &reserve)?;
+        if let Some(files) = &metadata {
+            self.dirs.ensure_metadata(uid, files, known.is_none())?;
+        }
         turn.end_of(Part::Directory);
         self.save(uid, known, entry)?;
         turn.end_of(Part::Record);
@@ -369,8 +377,19 @@ impl Node {
         Ok(())
     }
 
+    /// The metadata that a claim should have. None: it is not known by which name pods find the claim.
+    pub(super) fn metadata(&self, uid: &str, entry: &Entry) -> Result<Option<Vec<metadata::File>>, Error> {
+        let Some(named_by) = &entry.named_by else {
+            return Ok(None);
+        };
+        let shares = entry.all().map(|share| Ok((share, self.gpu(&share.gpu)?)));
+        let shares = shares.collect::<Result<Vec<_>, Error>>()?;
+        let files = metadata::files(&entry.id(uid), named_by, &shares, &self.config.pools())?;
+        Ok(Some(files))
+    }
+
     /// The CDI spec that a claim should have.
-    fn spec(&self, uid: &str, entry: &Entry, driver: &Driver) -> Result<Spec, Error> {
+    fn spec(&self, uid: &str, entry: &Entry, metadata: &[metadata::File], driver: &Driver) -> Result<Spec, Error> {
         let (mut placed, mut on_gpus) = (Vec::new(), Vec::new());
         for PreparedShare { share, slot } in &entry.shares {
             let gpu = self.gpu(&share.gpu)?;
@@ -394,6 +413,7 @@ impl Node {
             library: &library,
             driver,
             visible_devices: self.config.visible_devices,
+            metadata,
             driver_limit: command.map(|command| (command, self.config.driver_limits_dir.as_path())),
         };
         Ok(edits::spec(&inputs, uid, &placed))

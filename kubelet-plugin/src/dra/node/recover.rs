@@ -191,6 +191,7 @@ impl Node {
         }
         let mut entry = known.clone();
         entry.name_as(id, &shares);
+        entry.named_by = Some(claim::named_by(claim));
         entry.pods = claim::pods(claim);
         // Its CDI file was written without the facts that only the API server knows.
         self.materialize(&id.uid, Some(&known), &mut entry, &mut Turn::start())?;
@@ -242,6 +243,7 @@ fn rebuilt(
         name: String::new(),
         library: library(),
         shares: Vec::new(),
+        named_by: None,
         pods: Vec::new(),
         may_require_limit: false,
     };

@@ -3,6 +3,7 @@
 //!
 //! Failure modes:
 //! - The driver is being replaced and has no complete files: the CDI files stay as they are, until it has.
+//! - A file with metadata is gone: containers of its claim could not restart, so it is written again.
 //! - One claim cannot be renewed, for example because its GPU's device node is gone: the others are, and it is tried
 //!   again.
 //! - A crash in the middle: each file is replaced as a whole, and the next start compares all of them.
@@ -23,7 +24,7 @@ impl Node {
     /// Writes the files of prepared claims again, and returns the claims that cannot be renewed, and why. If the driver's files
     /// have changed since the last renewal, those of all claims; else of claims
     /// - on a GPU where the driver limits cgroups now and did not then, or the reverse,
-    /// - whose record or CDI file is missing or unreadable, or whose last renewal failed,
+    /// - whose record, metadata or CDI file is missing or unreadable, or whose last renewal failed,
     /// - that were rebuilt as ones that may require the driver's limit, which there is not on their GPUs.
     ///
     /// # Errors
@@ -102,6 +103,10 @@ impl Node {
 
     fn has_files(&self, uid: &str, entry: &Entry) -> bool {
         let has_cdi_file = !self.cdi.mounted(uid).is_empty();
-        has_cdi_file && self.dirs.record_path(uid).exists() && self.library.has(&entry.library)
+        let folder = self.dirs.claim_path(uid);
+        // Names that are not valid make the renewal fail, which says so.
+        let metadata = self.metadata(uid, entry).ok().flatten().unwrap_or_default();
+        let has_metadata = metadata.iter().all(|file| folder.join(file.name()).exists());
+        has_cdi_file && has_metadata && self.dirs.record_path(uid).exists() && self.library.has(&entry.library)
     }
 }

@@ -30,6 +30,14 @@ A request may also write `dra.vgpu/memory`, `dra.vgpu/cores` and `dra.vgpu/share
 |---|---|---|---|---|
 ";
 
+const IN_THE_CONTAINER: &str = "
+## In the container
+
+The file of [device metadata](injection.md#device-metadata) has all attributes of the device, and of a share these too; a monitor has none of them.
+
+| name | type | meaning |
+|---|---|---|
+
 const UNIFIED: &str = "
 ## GPUs with the system's memory
 
@@ -93,7 +101,7 @@ The shareable device has a taint `dra.vgpu/<name>` if its GPU is unavailable, an
 
 1. If the driver has to be asked, add a field to `Gpu` in `kubelet-plugin/node/src/gpus.rs`, and read it there (NVML) or in `gpus/sysfs.rs` (the kernel). A field that an older record lacks needs `#[serde(default)]`.
 2. Add a row to `ATTRIBUTES` in `kubelet-plugin/src/publish/slice.rs`: name, meaning, value. A value that every machine has is never missing, because kube-scheduler treats a selector on a missing attribute as an error.
-3. Add the value to `TRIED` in the tests of `slice.rs`: the device as a scheduler has accepted it.
+3. Add the value to `TRIED` in the tests of `slice.rs`: the device as a scheduler has accepted it. Containers see it in their metadata too, which can have at most 32 attributes.
 4. Run the command above, and `cargo test -p vgpu-kubelet-plugin --lib publish::slice`.
 ";
 
@@ -139,6 +147,12 @@ fn document() -> String {
         };
         let default = &policy.default.as_ref().expect("a default").0;
         let _ = writeln!(text, "| `{name}` | {} | {default} | {allowed} | {about} |", one.value.0);
+    }
+    text.push_str(IN_THE_CONTAINER);
+    for own in &crate::dra::metadata::OWN {
+        let value = (own.value)(&crate::dra::share::tests::share("s1"));
+        let kind = if value.int.is_some() { "int" } else { "string" };
+        let _ = writeln!(text, "| `{}` | {kind} | {} |", own.name, own.about);
     }
     text + UNIFIED + NVLINK + TAINTS
 }

@@ -5,6 +5,7 @@ mod calls;
 mod driver_limit;
 mod exhaustion;
 mod full_disk;
+mod metadata;
 mod model;
 mod pages;
 mod rebuild;
