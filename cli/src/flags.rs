@@ -16,7 +16,8 @@ use vgpu_quantity::shortened;
 
 pub use cluster::ClusterFlags;
 pub use offline::{
-    AdviseFlags, AllocateFlags, AnswerFormat, ExplainFlags, FitFlags, ListFormat, TopFlags, TranslateFlags,
+    AdviseFlags, AllocateFlags, AnswerFormat, ExplainFlags, FitFlags, GpuTemplate, ListFormat, SlicesFlags, TopFlags,
+    TranslateFlags,
 };
 pub use operate::{BundleFlags, DoctorFlags, ProbeFlags};
 
@@ -29,6 +30,7 @@ pub enum Parsed {
     Doctor(DoctorFlags),
     Bundle(BundleFlags),
     Fit(FitFlags),
+    Slices(SlicesFlags),
     Top(TopFlags),
     Advise(AdviseFlags),
     Translate(TranslateFlags),
@@ -114,6 +116,9 @@ enum Command {
     /// Say how many pods of a workload would have their devices now, and what the next one lacks
     #[command(long_about = offline::FIT_LONG, after_help = offline::FIT_AFTER)]
     Fit(FitFlags),
+    /// Print the ResourceSlices that a new node will publish, as templates for an autoscaler
+    #[command(long_about = offline::SLICES_LONG, after_help = offline::SLICES_AFTER)]
+    Slices(SlicesFlags),
     /// Show what the namespace holds and uses of the GPUs; -A: each namespace, --nodes: each GPU
     #[command(long_about = offline::TOP_LONG, after_help = offline::TOP_AFTER)]
     Top(TopFlags),
@@ -238,6 +243,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
         Command::Allocate(flags) => Parsed::Allocate(flags),
         Command::Explain(flags) => Parsed::Explain(flags),
         Command::Fit(flags) => Parsed::Fit(flags),
+        Command::Slices(flags) => Parsed::Slices(flags),
         Command::Doctor(flags) => Parsed::Doctor(flags),
         Command::Bundle(flags) => Parsed::Bundle(flags),
         Command::Top(flags) => Parsed::Top(flags),
@@ -327,6 +333,7 @@ fn missing(command: Option<&str>) -> &'static str {
     match command {
         Some("allocate" | "fit" | "translate") => "-f: FILE is missing",
         Some("doctor") => "--probe is missing: the other flags are about its pod",
+        Some("slices") => "--like NODE or --gpu PRODUCT:COUNT is missing",
         Some("log") => "the file is missing: name a ring, FILE.<pid>.ring beside the log",
         _ => "COMMAND is missing: write it after --",
     }
@@ -340,6 +347,7 @@ fn expected(command: Option<&str>) -> &'static str {
         Some("doctor" | "bundle") => "it looks at the whole cluster",
         Some("top") => "-n NAMESPACE, -A or --nodes choose what is shown",
         Some("advise") => "one workload is advised at a time, or all",
+        Some("slices") => "--like NODE or --gpu PRODUCT:COUNT says which slices",
         Some("log") => "one ring is printed at a time",
         _ => "COMMAND follows after --",
     }
@@ -389,6 +397,11 @@ vgpu top team | "team": unexpected argument; -n NAMESPACE
 vgpu top -A --nodes | --all-namespaces: not with --nodes
 vgpu top -n a -A | --namespace: not with --all-namespaces
 vgpu advise a b | "b": unexpected argument; one workload
+vgpu slices | --like NODE or --gpu PRODUCT:COUNT is missing
+vgpu slices gpu-node-1 | "gpu-node-1": unexpected argument; --like NODE or
+vgpu slices --gpu H100 | invalid value 'H100' for '--gpu
+vgpu slices --gpu T4:0 | invalid value 'T4:0' for '--gpu
+vgpu slices --like a --gpu T4:1 | --like: not with --gpu
 vgpu log | the file is missing: name a ring
 vgpu doctor -n team | --probe is missing: the other flags are about its pod (see vgpu doctor --help)
 vgpu doctor --probe --timeout 0 | invalid value '0' for '--timeout

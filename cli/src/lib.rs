@@ -60,6 +60,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Parsed::Allocate(flags)) => offline::allocate::main(&flags),
         Ok(Parsed::Explain(flags)) => offline::explain::main(&flags),
         Ok(Parsed::Fit(flags)) => offline::fit::main(&flags),
+        Ok(Parsed::Slices(flags)) => offline::slices::main(&flags),
         Ok(Parsed::Top(flags)) => usage::top::main(&flags),
         Ok(Parsed::Advise(flags)) => usage::advise::main(&flags),
         Ok(Parsed::Doctor(flags)) => doctor::main(&flags),

@@ -1,5 +1,5 @@
 //! Implements `vgpu allocate`, `vgpu explain` and `vgpu fit`, which run the controller's allocator on objects in files or of a
-//! cluster, and `vgpu translate` ([`translate`]).
+//! cluster, `vgpu slices` ([`slices`]), and `vgpu translate` ([`translate`]).
 //!
 //! ```text
 //! files, or a cluster ─► documents (YAML or JSON) ─► vgpu_allocator::offline ─► text, JSON or YAML
@@ -17,6 +17,7 @@ pub(crate) mod explain;
 pub(crate) mod fit;
 mod quota;
 mod seen;
+pub(crate) mod slices;
 pub(crate) mod translate;
 mod workload;
 
@@ -52,6 +53,8 @@ enum OfflineError {
     Explain(#[from] ExplainError),
     #[error(transparent)]
     Asked(#[from] explain::AskedError),
+    #[error(transparent)]
+    Slices(#[from] slices::SlicesError),
     #[error("{0}")]
     Pod(String),
     #[error("the answer cannot be written as YAML: {0}; use -o json")]

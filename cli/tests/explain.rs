@@ -499,6 +499,26 @@ fn what_keeps_a_pod_from_its_gpu_is_never_everything() {
     assert_eq!(code, Some(1));
 }
 
+/// Of a pod whose GPU is lost, `explain` without a name does not say that it waits.
+#[test]
+fn a_pod_that_runs_on_a_lost_gpu_does_not_wait() {
+    let lost = KEPT_AWAY.trim().split(" | ").next().unwrap();
+    let objects = changed(|all| set(all, lost)).to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("objects.json");
+    std::fs::write(&file, objects).unwrap();
+    let said = explain(&["-n", "team", "-f", file.to_str().unwrap()]).ended(1);
+    let start = "no pod of namespace team waits for a share of a GPU\n1 pod has its share, and something else is wrong\n\
+                 1 pod (team/train): ";
+    assert!(said.out.starts_with(start), "{}", said.out);
+    assert_eq!(
+        said.out.matches("has the taint dra.vgpu/lost").count(),
+        1,
+        "{}",
+        said.out
+    );
+}
+
 /// A container without the GPU beside one with it is usual, so that is only a note.
 #[test]
 fn a_container_beside_that_has_no_gpu_is_a_note() {

@@ -81,6 +81,23 @@ pub(super) const ADVISE_AFTER: &str = "\
 Exit status:
   0, also without an advice; 2 for an error in the flags, and when the figures cannot be read.";
 
+pub(super) const SLICES_LONG: &str = "\
+Prints the ResourceSlices that a new node will publish, as templates for an autoscaler that makes nodes for pods with
+claims: docs/autoscaling.md says which take them, and how. --like copies those of a node, of the cluster or of FILEs,
+without what one machine has alone: names and UUIDs of its GPUs, and taints. --gpu writes them from a table of products,
+for a cluster without such a node.";
+
+pub(super) const SLICES_AFTER: &str = "\
+Examples:
+  vgpu slices --like gpu-node-1
+  vgpu slices --gpu H100-80GB:8 --driver 580.95.5 --cuda 13.0.0
+
+Products:
+  T4, A10, A10G, A30, A100-40GB, A100-80GB, A100-80GB-PCIe, L4, L40S, H100-80GB, H100-80GB-PCIe, H100-NVL, H200, B200
+
+Exit status:
+  0; 2 for an error in the flags or in FILEs, for a node without slices, and when the cluster cannot be read.";
+
 pub(super) const TRANSLATE_LONG: &str = "\
 Prints pods that were written for HAMi, Koordinator, Volcano, gpu-manager or KAI as pods with ResourceClaims, the
 way the cluster translates them when they are created, and the ResourceClaimTemplates that they need. FILEs hold
@@ -171,6 +188,60 @@ pub struct FitFlags {
     pub files: Vec<PathBuf>,
     #[command(flatten)]
     pub look: LookFlags,
+}
+
+/// The flags of `vgpu slices` as typed.
+#[derive(Args, Debug)]
+pub struct SlicesFlags {
+    /// Node whose slices are copied
+    #[arg(long, value_name = "NODE", required_unless_present = "gpus", conflicts_with = "gpus")]
+    pub like: Option<String>,
+    /// GPUs of the node, such as H100-80GB:8; may be given several times
+    #[arg(long = "gpu", value_name = "PRODUCT:COUNT")]
+    pub gpus: Vec<GpuTemplate>,
+    /// With --like: files with the slices; - is standard input [default: read the cluster]
+    #[arg(short, long = "filename", value_name = "FILE", requires = "like")]
+    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+    /// Name of the node in the templates
+    #[arg(long, value_name = "NAME", default_value = "template")]
+    pub name: String,
+    /// With --gpu: the chart's plugin.shares
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "like")]
+    pub shares: u32,
+    /// With --gpu: version of NVIDIA's driver, as the attribute driverVersion has it, such as 580.95.5
+    #[arg(long, value_name = "VERSION", conflicts_with = "like")]
+    pub driver: Option<String>,
+    /// With --gpu: newest CUDA version of the driver, as the attribute cudaDriverVersion has it, such as 13.0.0
+    #[arg(long, value_name = "VERSION", conflicts_with = "like")]
+    pub cuda: Option<String>,
+    /// Output format
+    #[arg(short, long, value_name = "json|yaml", default_value = "yaml")]
+    pub output: ListFormat,
+}
+
+/// A product and how many of it a node has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuTemplate {
+    pub product: String,
+    pub count: u32,
+}
+
+impl std::str::FromStr for GpuTemplate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not PRODUCT:COUNT with a count from 1 to 64, such as H100-80GB:8");
+        let (product, count) = text.split_once(':').ok_or_else(wrong)?;
+        let count = count
+            .parse()
+            .ok()
+            .filter(|count| (1..=64).contains(count))
+            .ok_or_else(wrong)?;
+        let product = product.to_owned();
+        Ok(Self { product, count })
+    }
 }
 
 /// The flags of `vgpu top` as typed.

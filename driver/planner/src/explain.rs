@@ -168,6 +168,9 @@ pub struct Explanation {
     pub is_monitor: bool,
     #[serde(skip)]
     pub has_ended: bool,
+    /// True for a pod that is on a node with all its claims allocated: it waits for no scheduler, whatever else is wrong.
+    #[serde(skip)]
+    pub is_placed: bool,
     /// True if nothing is known about GPUs and nodes, so a GPU that the subject has may be lost.
     #[serde(skip)]
     is_outline: bool,

@@ -5,15 +5,10 @@
 //! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
 use crate::publish::inventory::{Gpu, Inventory, Unavailable};
-use k8s_openapi::api::resource::v1::{
-    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
-};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceTaint};
 use std::collections::BTreeMap;
-use vgpu_api::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
 use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, capacity, device_type};
 use vgpu_node::gpus::DriverLimit;
-use vgpu_quantity::format_bytes;
 
 /// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
 pub const MAX_DEVICES: usize = 64;
@@ -125,38 +120,11 @@ fn taint(name: &str, value: Option<&String>, effect: &str) -> DeviceTaint {
 }
 
 fn shared(name: &str, gpu: &Gpu, shares: u32) -> Device {
-    let range = |min: String, max: Option<String>, step: String| CapacityRequestPolicy {
-        valid_range: Some(CapacityRequestPolicyRange {
-            min: Quantity(min),
-            max: max.map(Quantity),
-            step: Some(Quantity(step)),
-        }),
-        ..CapacityRequestPolicy::default()
-    };
-    let entry = |value: String, default: String, policy: CapacityRequestPolicy| DeviceCapacity {
-        value: Quantity(value),
-        request_policy: Some(CapacityRequestPolicy {
-            default: Some(Quantity(default)),
-            ..policy
-        }),
-    };
-    let memory = format_bytes(gpu.memory);
-    let cores = CORES_MAX.to_string();
-    let one = CapacityRequestPolicy {
-        valid_values: Some(vec![Quantity("1".into())]),
-        ..CapacityRequestPolicy::default()
-    };
-    let memory_range = range(format_bytes(MEMORY_MIN), None, format_bytes(MEMORY_STEP));
-    let cores_range = range("0".into(), Some(cores.clone()), "1".into());
     Device {
         name: name.to_owned(),
         allow_multiple_allocations: Some(true),
         attributes: Some(attributes(device_type::GPU, gpu)),
-        capacity: Some(BTreeMap::from([
-            (capacity::MEMORY.to_owned(), entry(memory.clone(), memory, memory_range)),
-            (capacity::CORES.to_owned(), entry(cores, "0".into(), cores_range)),
-            (capacity::SHARES.to_owned(), entry(shares.to_string(), "1".into(), one)),
-        ])),
+        capacity: Some(capacity::of_gpu(gpu.memory, shares)),
         ..Device::default()
     }
 }

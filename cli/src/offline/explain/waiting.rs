@@ -15,7 +15,7 @@ use super::told::Told;
 /// The most pods to name per group without `--all`.
 const NAMES: usize = 3;
 
-/// Explains all pods that wait.
+/// Explains all pods that wait, and those that have their shares with something wrong.
 pub(super) fn of(
     known: &Known,
     options: &Options,
@@ -27,17 +27,18 @@ pub(super) fn of(
     let mut found = Vec::new();
     for one in all {
         match one {
-            Ok(one) if waits(&one.0) => found.push(one),
+            Ok(one) if concerns(&one.0) => found.push(one),
             Ok(_) => {}
             Err(why) => failed.push(why),
         }
     }
-    let groups = groups(found);
-    let shares: usize = groups
-        .iter()
-        .filter(|group| !group.is_monitor)
-        .map(|group| group.pods.len())
-        .sum();
+    let (placed, waiting): (Vec<_>, Vec<_>) = found.into_iter().partition(|(one, _)| one.is_placed);
+    let (groups, placed) = (groups(waiting), groups(placed));
+    let pods = |groups: &[Waiting]| -> usize {
+        let of_shares = groups.iter().filter(|group| !group.is_monitor);
+        of_shares.map(|group| group.pods.len()).sum()
+    };
+    let shares = pods(&groups);
     let place = match &known.namespace {
         Some(namespace) => format!("of namespace {namespace}"),
         None => "of all namespaces".to_owned(),
@@ -52,17 +53,24 @@ pub(super) fn of(
     let mut ends = known.quota_lines();
     ends.extend(not_known(&known.unknown));
     lines.extend(group_lines(&groups, most.saturating_sub(1 + ends.len())));
+    if !placed.is_empty() {
+        lines.push(match pods(&placed) {
+            1 => "1 pod has its share, and something else is wrong".to_owned(),
+            pods => format!("{pods} pods have their shares, and something else is wrong"),
+        });
+        lines.extend(group_lines(&placed, most.saturating_sub(lines.len() + ends.len())));
+    }
     lines.extend(ends);
     Ok(Told {
         lines,
-        document: json!({"waiting": shares, "groups": groups, "unknown": known.unknown}),
-        is_yes: groups.is_empty(),
+        is_yes: groups.is_empty() && placed.is_empty(),
+        document: json!({"waiting": shares, "groups": groups, "placed": placed, "unknown": known.unknown}),
     })
 }
 
-/// Returns true for a pod that has not ended and has less than it asks for. A pod that would fit also waits: it has not
-/// been scheduled.
-fn waits(explanation: &Explanation) -> bool {
+/// Returns true for a pod that has not ended, and that has less than it asks for or something wrong with it. A pod that
+/// would fit also waits: it has not been scheduled.
+fn concerns(explanation: &Explanation) -> bool {
     let has_all = matches!(explanation.state, Standing::NoClaims | Standing::HasDevices);
     explanation.is_ours && !explanation.has_ended && !has_all
 }

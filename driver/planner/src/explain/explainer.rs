@@ -261,6 +261,7 @@ impl Asked {
             answer.entries = entries(pod, objects);
             answer.missing = missing(pod, state);
             answer.has_ended = pod.is_finished || pod.is_deleted;
+            answer.is_placed = node.is_some() && answer.waiting.is_empty() && answer.missing.is_empty();
             let namesake = |name: &str| Namesake::of(name, pod, objects);
             answer.add_obstacles(Obstacle::of_missing(pod, state, namesake));
             answer.add_obstacles(not_made(pod, objects));
