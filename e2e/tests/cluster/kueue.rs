@@ -373,7 +373,12 @@ fn stopped_and_back(kube: &Kube<'_>, kueue: &Kueue<'_>) -> Result<()> {
     let plain = plain_pod()?;
     for (namespace, is_taken) in [(kube.namespace(), false), (install::NAME, true)] {
         let said = kube.try_run_with_input(&["create", "--dry-run=server", "-n", namespace, "-f", "-"], &plain)?;
-        ensure!(said.status.success() == is_taken, "a pod in {namespace}: {}{}", said.stdout, said.stderr);
+        ensure!(
+            said.status.success() == is_taken,
+            "a pod in {namespace}: {}{}",
+            said.stdout,
+            said.stderr
+        );
     }
     wait_running(kube, "gang", 4)?;
     kueue.scale("1")?;
