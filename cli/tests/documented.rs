@@ -161,6 +161,10 @@ fn read(place: &str, object: Value) -> Vec<Value> {
         Some("Pod" | "Deployment" | "StatefulSet" | "Job" | "ResourceClaimTemplate") => vec![object],
         // platforms.rs of the cluster tests sends most of them to an API server.
         Some("Service" | "ResourceQuota" | "DeviceTaintRule") => Vec::new(),
+        // Kueue's kinds, which a test on the cluster applies.
+        Some("ResourceFlavor" | "ClusterQueue" | "LocalQueue" | "WorkloadPriorityClass") => Vec::new(),
+        // Values of Kueue's chart.
+        None if object["managerConfig"].is_object() => Vec::new(),
         // Files of kubeadm, which no test here has.
         Some("ClusterConfiguration" | "KubeletConfiguration") => Vec::new(),
         Some(kind) => panic!("{place}: nothing here reads a {kind}"),

@@ -3,6 +3,7 @@
 //! Root's part finds them through a file that the variable `VGPU_E2E_PREPARED` names. So nothing is built as root, and
 //! root owns no file in the clone or the cache.
 
+use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Config, Gpu};
 use crate::image::{self, Built};
-use crate::toolchain::Toolchain;
+use crate::toolchain::{Beside, Toolchain};
 use crate::{layout, patience, progress};
 
 /// Names a file that lists artefacts built on another machine, for a machine without Go and network.
@@ -50,6 +51,8 @@ pub struct Prepared {
     pub gpu: Gpu,
     pause: PathBuf,
     pub images: Built,
+    /// What [`Prepared::build_beside`] built, by name.
+    pub beside: BTreeMap<String, Beside>,
     owner: Option<(u32, u32)>,
     /// The factor by which the waits of this run are stretched.
     time_factor: f64,
@@ -76,10 +79,19 @@ impl Prepared {
             gpu,
             pause,
             images,
+            beside: BTreeMap::new(),
             owner,
             time_factor,
             so_far: (0, Duration::ZERO),
         })
+    }
+
+    /// Builds programs that people run beside this driver.
+    pub fn build_beside(&mut self, names: &[&str], say: &mut dyn FnMut(&str)) -> Result<()> {
+        for name in names {
+            self.beside.insert((*name).to_owned(), Beside::build(name, say)?);
+        }
+        Ok(())
     }
 
     /// Used in root's half of a run: reads the artefacts that the caller's half built.

@@ -21,6 +21,7 @@ use std::{env, fs};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
+use family::BESIDE;
 pub use family::{FAMILIES, Family, RELEASE};
 use given::Given;
 pub use versions::{Versions, is_containerd_1};
@@ -134,6 +135,27 @@ pub fn release_tools(say: &mut dyn FnMut(&str)) -> Result<Vec<PathBuf>> {
         .collect()
 }
 
+/// A program that people run beside this driver.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+pub struct Beside {
+    pub program: PathBuf,
+    /// The folder of its module, which has its chart or its kinds.
+    pub module: PathBuf,
+}
+
+impl Beside {
+    /// Builds it if it is not cached. `name`: kueue.
+    pub fn build(name: &str, say: &mut dyn FnMut(&str)) -> Result<Self> {
+        let known = BESIDE.iter().find(|(family, _)| family.name == name);
+        let (family, module) = known.with_context(|| format!("no program {name} is built for tests beside others"))?;
+        let folder = build_family(family, &Versions::chosen()?, &go::check()?, say)?;
+        Ok(Self {
+            program: folder.join(name),
+            module: go::files_of(&committed(name), module)?,
+        })
+    }
+}
+
 fn build_family(family: &Family, versions: &Versions, go: &str, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {
     let tools = layout::cache()?.join("tools");
     fs::create_dir_all(&tools).with_context(|| format!("cannot create {}", tools.display()))?;
@@ -173,6 +195,10 @@ fn build_family(family: &Family, versions: &Versions, go: &str, say: &mut dyn Fn
     Ok(done)
 }
 
+fn committed(name: &str) -> PathBuf {
+    layout::workspace().join("e2e/tools").join(name)
+}
+
 /// The folder with go.mod and go.sum: the committed one, or a generated one for another version.
 fn module_of(
     family: &Family,
@@ -182,7 +208,7 @@ fn module_of(
     say: &mut dyn FnMut(&str),
 ) -> Result<PathBuf> {
     let name = family.name;
-    let committed = layout::workspace().join("e2e/tools").join(name);
+    let committed = committed(name);
     let Some((module, version)) = family.chosen(versions) else {
         return Ok(committed);
     };

@@ -115,6 +115,19 @@ pub const RELEASE: [Family; 4] = [
     },
 ];
 
+/// Programs that people run beside this driver, for the tests that try them together: each with the module that has its
+/// chart or its kinds. They take minutes to build, so only the tests that need them have them built.
+pub(super) const BESIDE: [(Family, &str); 1] = [(
+    Family {
+        name: "kueue",
+        packages: &["sigs.k8s.io/kueue/cmd/kueue"],
+        tags: "netgo osusergo", // static, since its image has no libc
+        rename: None,
+        estimate: "200 s when nothing is cached",
+    },
+    "sigs.k8s.io/kueue",
+)];
+
 impl Family {
     /// The module and its chosen version, if the version can be chosen.
     pub(super) fn chosen<'a>(&self, versions: &'a Versions) -> Option<(&'static str, &'a str)> {

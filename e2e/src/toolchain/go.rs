@@ -1,7 +1,7 @@
 //! The Go toolchain of this machine.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -57,21 +57,29 @@ fn parse(version: &str) -> Option<(u32, u32, u32)> {
     ))
 }
 
+/// The parts of what `go mod download -json` prints.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Download {
+    go_mod: PathBuf,
+    dir: PathBuf,
+}
+
+/// Downloads a module, `name@v1.2.3` or in the version of the go.mod in `folder`.
+fn download(folder: &Path, module: &str) -> Result<Download> {
+    let said = shell::output(command().current_dir(folder).args(["mod", "download", "-json", module]))?;
+    serde_json::from_str(&said).context("go mod download -json gave no JSON")
+}
+
 /// The go.mod with which the module itself was released.
 pub(super) fn upstream_gomod(folder: &Path, module: &str, version: &str) -> Result<String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Download {
-        go_mod: String,
-    }
-    let said = shell::output(command().current_dir(folder).args([
-        "mod",
-        "download",
-        "-json",
-        &format!("{module}@v{version}"),
-    ]))?;
-    let download: Download = serde_json::from_str(&said).context("go mod download -json gave no JSON")?;
-    fs::read_to_string(&download.go_mod).with_context(|| format!("cannot read {}", download.go_mod))
+    let file = download(folder, &format!("{module}@v{version}"))?.go_mod;
+    fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// The folder of a module's files, in the version of the go.mod in `folder`.
+pub(super) fn files_of(folder: &Path, module: &str) -> Result<PathBuf> {
+    download(folder, module).map(|found| found.dir)
 }
 
 #[cfg(test)]

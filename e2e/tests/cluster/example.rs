@@ -10,6 +10,7 @@ use vgpu_e2e::{gpu_time, install, node, patience, workload};
 
 use crate::dialects;
 use crate::fleet::wait_for_event;
+use crate::kueue;
 use crate::manifests::{HOLD, pod};
 use crate::quota;
 use crate::shared::{self, LIMIT, Test};
@@ -290,6 +291,7 @@ fn every_example() -> Result<()> {
             .chain(QUIET)
             .chain(dialects::ON_KUBE_SCHEDULER)
             .chain(quota::ON_KUBE_SCHEDULER)
+            .chain(kueue::ON_KUBE_SCHEDULER)
             .any(|(known, _)| known.starts_with(&test))
         {
             bail!("no test runs the example {name}");

@@ -17,6 +17,7 @@
 //! platforms.rs the values files of every platform at a real API server, without creating anything
 //! people.rs     what the 51 mistakes and situations of users are answered, by the files in e2e/people
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
+//! kueue.rs      queues by Kueue, with VGPU_FULL_SIZE=1
 //! quota.rs      namespace quotas: who waits, who starts, while leaders end
 //! containers.rs init containers, sidecars, monitors
 //! reallocated.rs shares that are reallocated while a former process still uses them
@@ -49,6 +50,7 @@ mod example;
 mod explain;
 mod fleet;
 mod health;
+mod kueue;
 mod load;
 mod machine;
 mod manifests;
@@ -96,7 +98,7 @@ fn main() -> ExitCode {
     if arguments.list {
         return libtest_mimic::run(&arguments, trials(tests)).exit_code();
     }
-    match prepare() {
+    match prepare(&beside(&arguments, &tests)) {
         Ok(prepared) => shared::provide(prepared),
         Err(error) if error.is::<Nowhere>() => {
             let reason = error.to_string().replace('\n', "; ");
@@ -115,14 +117,40 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-fn prepare() -> Result<Prepared> {
+/// Programs that tests run beside the driver, by the start of the tests' names.
+const BESIDE: [(&str, &str); 1] = [("kueue::", "kueue")];
+
+/// The programs beside the driver that this run needs. They take minutes to build, so short runs have none.
+fn beside(arguments: &Arguments, tests: &[Named]) -> Vec<&'static str> {
+    let is = |test: &str, word: &String| {
+        if arguments.exact {
+            test == word
+        } else {
+            test.contains(word.as_str())
+        }
+    };
+    let runs = |test: &str| {
+        let skip = &arguments.skip;
+        arguments.filter.iter().all(|word| is(test, word)) && !skip.iter().any(|word| is(test, word))
+    };
+    let needs = |module: &str| tests.iter().any(|(test, _)| test.starts_with(module) && runs(test));
+    let wanted = BESIDE
+        .into_iter()
+        .filter(|(module, _)| size::is_full() && needs(module));
+    wanted.map(|(_, program)| program).collect()
+}
+
+fn prepare(beside: &[&str]) -> Result<Prepared> {
     patience::check()?;
     let prepared = match Prepared::inherited()? {
         Some(prepared) => prepared,
         None => {
             let program = PathBuf::from(env!("CARGO_BIN_EXE_vgpu-e2e"));
             preflight::check(&program, true)?;
-            Prepared::make(program, &mut |text| println!("{text}"))?.as_root()?
+            let mut say = |text: &str| println!("{text}");
+            let mut prepared = Prepared::make(program, &mut say)?;
+            prepared.build_beside(beside, &mut say)?;
+            prepared.as_root()?
         }
     };
     interrupt::handle()?;
@@ -223,6 +251,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Controller, "mistakes", mistakes::TESTS),
         (Part::Controller, "modes", modes::TESTS),
         (Part::Controller, "quota", quota::IN_CONTROLLER_MODE),
+        (Part::Controller, "kueue", kueue::IN_CONTROLLER_MODE),
         (Part::Controller, "nodes", nodes::IN_CONTROLLER_MODE),
         (Part::Observed, "reallocated", reallocated::TESTS),
         (Part::Observed, "plugin_storm", plugin_storm::TESTS),
@@ -230,6 +259,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Observed, "node_faults", node_faults::TESTS),
         (Part::Observed, "softgpu", softgpu::TESTS),
         (Part::Quota, "quota", quota::ON_KUBE_SCHEDULER),
+        (Part::Quota, "kueue", kueue::ON_KUBE_SCHEDULER),
         // It changes the plugin of its cluster permanently, so it is the last one there.
         (Part::Observed, "truth", truth::TESTS),
         (Part::Translating, "platforms", platforms::TESTS),
