@@ -37,6 +37,7 @@ The file of [device metadata](injection.md#device-metadata) has all attributes o
 
 | name | type | meaning |
 |---|---|---|
+";
 
 const UNIFIED: &str = "
 ## GPUs with the system's memory
