@@ -62,6 +62,9 @@ pub struct Flags {
     /// Memory charged for a CUDA context before its real size is measured, as a quantity
     #[arg(long, default_value = "0")]
     pub context_reserve: String,
+    /// Memory of the node that is reserved for the library in each container with a share, as a quantity; 0: none
+    #[arg(long, default_value = "0")]
+    pub host_memory_per_container: String,
     /// Who allocates this node's GPUs
     #[arg(long, value_enum, default_value_t)]
     pub allocator: Allocator,
@@ -143,6 +146,8 @@ pub struct Config {
     pub http_address: SocketAddr,
     /// Bytes reserved for each CUDA context; 0: the measured size.
     pub context_reserve: u64,
+    /// Bytes of the node's memory that are reserved for the library in each container with a share.
+    pub host_memory: u64,
     /// The file with the measured sizes of CUDA contexts.
     pub context_sizes: PathBuf,
     pub ledger_tmpfs: bool,
@@ -181,6 +186,8 @@ pub enum Error {
     HttpAddress(String),
     #[error("--context-reserve {0:?} is not an amount of memory; give a quantity such as 300Mi")]
     ContextReserve(String),
+    #[error("--host-memory-per-container {0:?} is not an amount of memory; give a quantity such as 16Mi")]
+    HostMemory(String),
     #[error("--ignored-xids {0:?} is not a list of XIDs; give numbers with commas between them, such as 13,31")]
     IgnoredXids(String),
     #[error("--kubelet-root {} is too long: the socket {} would exceed 107 bytes", root.display(), socket.display())]
@@ -209,6 +216,8 @@ impl Flags {
         let http_address = http_address.map_err(|_| Error::HttpAddress(self.http_address.clone()))?;
         let context_reserve = bytes(&self.context_reserve);
         let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
+        let host_memory = bytes(&self.host_memory_per_container);
+        let host_memory = host_memory.ok_or_else(|| Error::HostMemory(self.host_memory_per_container.clone()))?;
         let ignored_xids = xids(&self.ignored_xids).ok_or_else(|| Error::IgnoredXids(self.ignored_xids.clone()))?;
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
         let sockets = Folders {
@@ -251,6 +260,7 @@ impl Flags {
             registration_sockets,
             http_address,
             context_reserve,
+            host_memory,
             ledger_tmpfs: self.ledger_tmpfs,
             visible_devices: self.visible_devices == VisibleDevices::Dialect,
             on_breach: self.on_breach,
@@ -441,6 +451,11 @@ mod tests {
             (vec!["--boot-id-file=boot"], "--boot-id-file", "boot"),
             (vec!["--shares=0"], "--shares", "0"),
             (vec!["--shares=65"], "--shares", "65"),
+            (
+                vec!["--host-memory-per-container=8MB"],
+                "--host-memory-per-container",
+                "8MB",
+            ),
             (vec!["--http-address=9440"], "--http-address", "9440"),
             (vec!["--context-reserve=-1Mi"], "--context-reserve", "-1Mi"),
             (vec!["--ignored-xids=13,all"], "--ignored-xids", "13,all"),
