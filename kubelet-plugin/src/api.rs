@@ -35,6 +35,8 @@ pub trait Claims: Send + Sync + 'static {
 pub trait Slices: Send + Sync + 'static {
     /// UID of this node's object.
     fn node_uid(&self) -> impl Future<Output = Result<String, Error>> + Send;
+    /// Major and minor version of the API server.
+    fn version(&self) -> impl Future<Output = Result<(u32, u32), Error>> + Send;
     /// With `dry_run` nothing is stored; the answer is what would be stored.
     fn create(&self, slice: &ResourceSlice, dry_run: bool)
     -> impl Future<Output = Result<ResourceSlice, Error>> + Send;
@@ -115,6 +117,14 @@ impl Slices for Cluster {
     async fn node_uid(&self) -> Result<String, Error> {
         let node = Api::<Node>::all(self.client.clone()).get(&self.node_name).await?;
         node.metadata.uid.ok_or_else(|| Error::Other("node without UID".into()))
+    }
+
+    async fn version(&self) -> Result<(u32, u32), Error> {
+        let found = self.client.apiserver_version().await?;
+        // Some distributions write a minor version such as 37+.
+        let number = |text: &str| text.trim_end_matches('+').parse().ok();
+        let version = number(&found.major).zip(number(&found.minor));
+        version.ok_or_else(|| Error::Other(format!("version {}.{} is no number", found.major, found.minor)))
     }
 
     async fn create(&self, slice: &ResourceSlice, dry_run: bool) -> Result<ResourceSlice, Error> {

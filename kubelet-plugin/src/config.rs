@@ -66,6 +66,9 @@ pub struct Flags {
     /// Size of a product's memory, of which the driver has no figure: PRODUCT=QUANTITY; may be given for several products
     #[arg(long, value_name = "PRODUCT=QUANTITY")]
     pub gpu_memory: Vec<String>,
+    /// Memory of the node that is reserved for the library in each container with a share, as a quantity; 0: none
+    #[arg(long, default_value = "0")]
+    pub host_memory_per_container: String,
     /// Who allocates this node's GPUs
     #[arg(long, value_enum, default_value_t)]
     pub allocator: Allocator,
@@ -149,6 +152,8 @@ pub struct Config {
     pub context_reserve: u64,
     /// Configured sizes of GPUs' memory.
     pub memory_sizes: MemorySizes,
+    /// Bytes of the node's memory that are reserved for the library in each container with a share.
+    pub host_memory: u64,
     /// The file with the measured sizes of CUDA contexts.
     pub context_sizes: PathBuf,
     pub ledger_tmpfs: bool,
@@ -189,6 +194,8 @@ pub enum Error {
     ContextReserve(String),
     #[error("--gpu-memory {0}; set the chart's gpuMemory")]
     GpuMemory(#[from] gpu_memory::SizeError),
+    #[error("--host-memory-per-container {0:?} is not an amount of memory; give a quantity such as 16Mi")]
+    HostMemory(String),
     #[error("--ignored-xids {0:?} is not a list of XIDs; give numbers with commas between them, such as 13,31")]
     IgnoredXids(String),
     #[error("--kubelet-root {} is too long: the socket {} would exceed 107 bytes", root.display(), socket.display())]
@@ -218,6 +225,8 @@ impl Flags {
         let context_reserve = bytes(&self.context_reserve);
         let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
         let memory_sizes = MemorySizes(gpu_memory::parse_all(self.gpu_memory.iter().map(String::as_str))?);
+        let host_memory = bytes(&self.host_memory_per_container);
+        let host_memory = host_memory.ok_or_else(|| Error::HostMemory(self.host_memory_per_container.clone()))?;
         let ignored_xids = xids(&self.ignored_xids).ok_or_else(|| Error::IgnoredXids(self.ignored_xids.clone()))?;
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
         let sockets = Folders {
@@ -255,6 +264,7 @@ impl Flags {
             http_address,
             context_reserve,
             memory_sizes,
+            host_memory,
             ledger_tmpfs: self.ledger_tmpfs,
             visible_devices: self.visible_devices == VisibleDevices::Dialect,
             on_breach: self.on_breach,
@@ -465,6 +475,11 @@ mod tests {
             (vec!["--boot-id-file=boot"], "--boot-id-file", "boot"),
             (vec!["--shares=0"], "--shares", "0"),
             (vec!["--shares=65"], "--shares", "65"),
+            (
+                vec!["--host-memory-per-container=8MB"],
+                "--host-memory-per-container",
+                "8MB",
+            ),
             (vec!["--http-address=9440"], "--http-address", "9440"),
             (vec!["--context-reserve=-1Mi"], "--context-reserve", "-1Mi"),
             (vec!["--gpu-memory=NVIDIA GB10=much"], "--gpu-memory", "much"),

@@ -14,10 +14,11 @@ use crate::metrics::{Metrics, Sources};
 use crate::nvml::{Nvml, sampler};
 use crate::publish::contexts::Contexts;
 use crate::publish::faults::{FaultStore, OpenFaults, Watcher};
+use crate::publish::host_memory::HostMemory;
 use crate::publish::inventory::Faults;
 use crate::publish::publish_gate::Gate;
 use crate::publish::taints::Taints;
-use crate::publish::{Wanted, plan::Owner};
+use crate::publish::{Publisher, Wanted, plan::Owner};
 use crate::publish::{faults, gpus};
 use crate::ready::{Readiness, WAITING};
 use crate::retry::until_done;
@@ -231,10 +232,11 @@ async fn with_node(parts: TaskInputs, wanted: watch::Receiver<Wanted>) -> String
         wanted,
         reached: parts.reached,
     };
+    let publisher = Publisher::new(taints, HostMemory::new(parts.config.host_memory));
     let publish = publish::run(
         parts.cluster,
         events,
-        taints,
+        publisher,
         owner,
         gate,
         parts.readiness,

@@ -18,11 +18,13 @@
 //!
 //! An API server without consumable capacity drops the fields that make a GPU shareable, and the scheduler would then
 //! allocate it whole. A dry run detects this before anything is stored. Such a server gets the monitor devices only,
-//! until the next dry run. A server that refuses taints with the effect None gets no such taints.
+//! until the next dry run. A server that refuses taints with the effect None gets no such taints. What it does with the
+//! memory that devices reserve on the node is in `host_memory`.
 
 pub mod contexts;
 pub mod faults;
 pub mod gpus;
+pub(crate) mod host_memory;
 pub mod inventory;
 pub mod plan;
 pub mod publish_gate;
@@ -35,6 +37,7 @@ use crate::publish::slice::{has_information, keeps_capacity, silenced, without_i
 use crate::ready::Readiness;
 use crate::retry::delay;
 use futures::{Stream, StreamExt as _};
+use host_memory::HostMemory;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::runtime::watcher;
 use plan::{Owner, Plan, Stored, learn, plan};
@@ -55,6 +58,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(300);
 /// The existing slices by UID, and what is known about the API server.
 pub struct Publisher {
     taints: Taints,
+    host_memory: HostMemory,
     existing: BTreeMap<String, ResourceSlice>,
     /// The slices of a list that is not complete yet.
     listing: Option<BTreeMap<String, ResourceSlice>>,
@@ -77,9 +81,10 @@ pub struct Publisher {
 
 impl Publisher {
     #[must_use]
-    pub fn new(taints: Taints) -> Self {
+    pub(crate) fn new(taints: Taints, host_memory: HostMemory) -> Self {
         Self {
             taints,
+            host_memory,
             existing: BTreeMap::new(),
             listing: None,
             synced: false,
@@ -161,6 +166,25 @@ impl Publisher {
     }
 
     async fn write<S: Slices>(&mut self, api: &S, owner: &mut Owner, wanted: &[Vec<Device>]) -> Result<(), Error> {
+        if self.host_memory.must_ask() {
+            let version = api.version().await;
+            self.host_memory.set_version(version.map_err(|error| error.to_string()));
+        }
+        match self.write_reserving(api, owner, wanted).await {
+            Err(error) if self.host_memory.is_refused(&error.to_string()) => {
+                self.write_reserving(api, owner, wanted).await
+            }
+            written => written,
+        }
+    }
+
+    async fn write_reserving<S: Slices>(
+        &mut self,
+        api: &S,
+        owner: &mut Owner,
+        wanted: &[Vec<Device>],
+    ) -> Result<(), Error> {
+        let wanted = &*self.host_memory.adding(wanted.to_vec());
         // The owner may have changed, and a write's answer may show that the server drops fields. Then plan
         // again, with the new owner and without the shareable devices.
         for _ in 0..3 {
@@ -173,6 +197,7 @@ impl Publisher {
             let steps = plan(owner, &tainted.devices, &existing, &self.stored);
             if steps.is_empty() {
                 self.taints.confirm_stored(&devices);
+                self.host_memory.compare(wanted, &devices);
                 self.note_tainted(self.taints.are_kept(&devices));
                 return Ok(());
             }
@@ -287,14 +312,13 @@ impl Publisher {
 pub async fn run<S: Slices>(
     api: S,
     events: impl Stream<Item = watcher::Result<watcher::Event<ResourceSlice>>>,
-    taints: Taints,
+    mut publisher: Publisher,
     mut owner: Owner,
     mut gate: Gate,
     readiness: Readiness,
     metrics: Metrics,
 ) {
     let mut events = pin!(events);
-    let mut publisher = Publisher::new(taints);
     let mut attempts = Attempts::new();
     loop {
         tokio::select! {
@@ -308,6 +332,7 @@ pub async fn run<S: Slices>(
                 if publisher.consumable == Some(false) {
                     publisher.consumable = None;
                 }
+                publisher.host_memory.ask_again();
             }
         }
         let now = gate.now();
@@ -328,6 +353,7 @@ pub async fn run<S: Slices>(
         match result {
             Ok(()) => {
                 attempts = Attempts::until(publisher.again_at);
+                host_memory::note(&publisher.host_memory, &readiness);
                 if readiness.set(PART, publisher.missing_feature()) {
                     tracing::info!(slices = publisher.existing.len(), "ResourceSlices are up to date");
                 }

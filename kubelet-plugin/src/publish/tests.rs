@@ -22,6 +22,12 @@ struct State {
     no_taints: bool,
     /// Refuses taints with the effect None.
     refuses_none: bool,
+    /// Drops nodeAllocatableResources.
+    drops_host_memory: bool,
+    /// Refuses slices with nodeAllocatableResources, because the node's kubelet does not declare the feature.
+    refuses_host_memory: bool,
+    /// 0: 37.
+    minor: u32,
     fail: bool,
     /// Refuses to delete the slice with this UID.
     keeps: String,
@@ -52,6 +58,15 @@ impl State {
             return Err(Error::Invalid(text.into()));
         }
         let mut slice = slice.clone();
+        for device in slice.spec.devices.iter_mut().flatten() {
+            if device.node_allocatable_resources.is_some() && self.refuses_host_memory {
+                let text = "slice is forbidden: node \"n1\" does not support DRANodeAllocatableResources feature (403)";
+                return Err(Error::Other(text.into()));
+            }
+            if self.drops_host_memory {
+                device.node_allocatable_resources = None;
+            }
+        }
         if self.gate_off {
             for device in slice.spec.devices.iter_mut().flatten() {
                 device.allow_multiple_allocations = None;
@@ -93,6 +108,11 @@ impl Slices for Memory {
         Ok(if uid.is_empty() { owner().node_uid } else { uid })
     }
 
+    async fn version(&self) -> Result<(u32, u32), Error> {
+        let minor = self.with(|state| state.minor);
+        Ok((1, if minor == 0 { 37 } else { minor }))
+    }
+
     async fn create(&self, slice: &ResourceSlice, dry_run: bool) -> Result<ResourceSlice, Error> {
         self.with(|state| state.store(slice, dry_run))
     }
@@ -125,7 +145,7 @@ fn no_taints() -> Taints {
 }
 
 fn synced() -> Publisher {
-    let mut publisher = Publisher::new(no_taints());
+    let mut publisher = Publisher::new(no_taints(), HostMemory::new(0));
     publisher.apply(watcher::Event::Init);
     assert!(!publisher.synced());
     publisher.apply(watcher::Event::InitDone);
@@ -231,6 +251,54 @@ async fn a_gate_that_goes_off_later_is_seen_in_the_answer() {
     assert!(!api.all().iter().any(shared), "the stripped GPU was taken back at once");
 }
 
+/// What each kind of server makes of the library's memory, and what the plugin says of it.
+#[tokio::test]
+async fn memory_of_the_node_is_reserved_where_the_server_keeps_it_and_else_nothing_breaks() {
+    let reserving = |api: &Memory| {
+        let devices = api
+            .all()
+            .into_iter()
+            .flat_map(|slice| slice.spec.devices.unwrap_or_default());
+        devices
+            .filter(|device| device.node_allocatable_resources.is_some())
+            .count()
+    };
+    type Server = (&'static str, fn(&mut State), usize);
+    let servers: [Server; 4] = [
+        ("", |_| {}, 2),
+        ("dropped it", |state| state.drops_host_memory = true, 0),
+        ("for this node", |state| state.refuses_host_memory = true, 0),
+        ("Kubernetes 1.36", |state| state.minor = 36, 0),
+    ];
+    for (said, server, count) in servers {
+        let (api, mut publisher) = (Memory::default(), synced());
+        publisher.host_memory = HostMemory::new(8 << 20);
+        api.with(server);
+        for _ in 0..3 {
+            publisher.publish(&api, &wanted(2)).await;
+        }
+        let writes = publisher.writes;
+        publisher.publish(&api, &wanted(2)).await;
+        assert_eq!(publisher.writes, writes, "no loop: {said}");
+        assert_eq!((api.all().len(), reserving(&api)), (2, count), "{said}");
+        let report = publisher.host_memory.report().expect("known");
+        match report {
+            Ok(()) => assert_eq!(said, ""),
+            Err(why) => assert!(!said.is_empty() && why.contains(said), "{why}"),
+        }
+        // The server is updated and its gate switched on, and kubelet, which starts again for it, deletes the slices.
+        api.with(|state| {
+            (state.drops_host_memory, state.refuses_host_memory, state.minor) = (false, false, 0);
+            state.slices.clear();
+        });
+        publisher.existing.clear();
+        publisher.host_memory.ask_again();
+        publisher.publish(&api, &wanted(2)).await;
+        assert_eq!(publisher.host_memory.report(), Some(Ok(())), "{said}");
+        assert_eq!(reserving(&api), 2, "{said}");
+    }
+}
+
 /// A gate of an instance that kubelet reaches.
 fn reached(wanted: watch::Receiver<Wanted>) -> Gate {
     let (reach, reached) = watch::channel(true);
@@ -267,7 +335,7 @@ async fn a_slice_that_cannot_be_deleted_stops_no_other_write() {
     let stray = plan::slice(&owner(), "old/vgpu", &wanted(1)[0], 1, 1);
     let stray = api.create(&stray, false).await.expect("stored");
     api.with(|state| state.keeps = uid(&stray).to_owned());
-    let mut publisher = Publisher::new(no_taints());
+    let mut publisher = Publisher::new(no_taints(), HostMemory::new(0));
     publisher.apply(watcher::Event::Init);
     publisher.apply(watcher::Event::InitApply(stray));
     publisher.apply(watcher::Event::InitDone);
@@ -297,7 +365,7 @@ async fn a_node_without_anything_to_publish_rests() {
         let running = tokio::spawn(run(
             Memory::default(),
             events,
-            no_taints(),
+            Publisher::new(no_taints(), HostMemory::new(0)),
             owner(),
             reached(receiver),
             readiness,
@@ -340,7 +408,7 @@ impl Running {
         let task = tokio::spawn(run(
             api.clone(),
             events,
-            taints,
+            Publisher::new(taints, HostMemory::new(0)),
             owner(),
             reached(receiver),
             readiness.clone(),

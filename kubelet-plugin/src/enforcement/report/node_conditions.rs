@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | Ready | every part of the plugin works, has nothing to do or is paused | one does not: those of /readyz | |
 //! | DriverFound | the driver lists GPUs; the message names those that cannot be published, and NVLinks that contradict each other | there is no driver, or it fails | it was not asked yet, or is not to be asked now |
+//! | HostMemoryReserved | kube-scheduler and kubelet reserve the library's memory on the node (`publish::host_memory`) | they do not; the message says why | no slice was published yet |
 //! | LimitsEnforced | the memory of every share is within its limit, and no share is over its GPU time | a share is over a limit | of a share it is not known |
 
 use super::super::observations::State;
@@ -12,8 +13,8 @@ use super::node_status::time;
 use crate::dra::share::ShareKey;
 use crate::dra::{claim_access, keep, registration};
 use crate::publish;
-use crate::publish::gpus;
 use crate::publish::inventory::Remarks;
+use crate::publish::{gpus, host_memory};
 use crate::ready::{State as Part, WAITING};
 use crate::text::printable;
 use std::collections::BTreeMap;
@@ -52,6 +53,7 @@ pub(super) fn conditions(
     let said = [
         ready(parts),
         driver_found(parts, remarks),
+        host_memory_reserved(parts),
         limits_enforced(shares, state),
     ];
     let condition = |said: Said| {
@@ -108,6 +110,20 @@ fn driver_found(parts: &BTreeMap<&'static str, Part>, remarks: &Remarks) -> Said
     };
     Said {
         kind: "DriverFound",
+        status,
+        reason,
+        message,
+    }
+}
+
+fn host_memory_reserved(parts: &BTreeMap<&'static str, Part>) -> Said {
+    let (status, reason, message) = match parts.get(host_memory::PART) {
+        Some(Part::Works) => ("True", "Reserved", String::new()),
+        Some(Part::Idle(why) | Part::Paused(why) | Part::Fails(why)) => ("False", "NotReserved", why.clone()),
+        None => ("Unknown", "NotPublishedYet", String::new()),
+    };
+    Said {
+        kind: "HostMemoryReserved",
         status,
         reason,
         message,
@@ -191,8 +207,10 @@ mod tests {
         assert_eq!(
             well,
             (
-                "Ready True EveryPartWorks, DriverFound True DriverAnswers, LimitsEnforced True WithinLimits".into(),
-                "||".into()
+                "Ready True EveryPartWorks, DriverFound True DriverAnswers, HostMemoryReserved Unknown NotPublishedYet, \
+                 LimitsEnforced True WithinLimits"
+                    .into(),
+                "|||".into()
             )
         );
         let (found, texts) = said(&parts(fails("NVML hangs"), fails("403\u{1b}[31m")), &state, &[]);
@@ -200,13 +218,13 @@ mod tests {
             found.starts_with("Ready False GpusFail, DriverFound False DriverFails, "),
             "{found}"
         );
-        assert_eq!(texts, "gpus: NVML hangs; slices: 403 [31m|NVML hangs|");
+        assert_eq!(texts, "gpus: NVML hangs; slices: 403 [31m|NVML hangs||");
         let (found, texts) = said(&parts(Part::Idle("no libcuda".into()), Part::Works), &state, &[]);
         assert!(
             found.starts_with("Ready True EveryPartWorks, DriverFound False NoDriver, "),
             "{found}"
         );
-        assert_eq!(texts, "|no libcuda|");
+        assert_eq!(texts, "|no libcuda||");
         let (found, _) = said(&parts(fails(WAITING), Part::Works), &state, &[]);
         assert!(found.contains("DriverFound Unknown NotAskedYet"), "{found}");
         let (found, _) = said(&parts(Part::Paused("a label".into()), Part::Works), &state, &[]);
@@ -220,7 +238,7 @@ mod tests {
             found.starts_with("Ready False GpusFail, DriverFound False NoDriver, "),
             "{found}"
         );
-        assert_eq!(texts, format!("gpus: {gpus_alone}|{gpus_alone}|"));
+        assert_eq!(texts, format!("gpus: {gpus_alone}|{gpus_alone}||"));
         let long = said(&parts(Part::Works, fails(&"ä".repeat(5000))), &state, &[]).1;
         assert!(long.chars().count() < 1100);
     }
@@ -297,7 +315,28 @@ mod tests {
         let times: Vec<&str> = second.iter().map(|of| of.last_transition_time.as_str()).collect();
         assert_eq!(
             times,
-            ["1970-01-01T00:01:40Z", "1970-01-01T00:00:00Z", "1970-01-01T00:00:00Z"]
+            [
+                "1970-01-01T00:01:40Z",
+                "1970-01-01T00:00:00Z",
+                "1970-01-01T00:00:00Z",
+                "1970-01-01T00:00:00Z"
+            ]
         );
+    }
+
+    #[test]
+    fn memory_that_is_not_reserved_says_why_and_the_plugin_is_ready_all_the_same() {
+        let mut parts = parts(Part::Works, Part::Works);
+        for (part, expected) in [
+            (Part::Works, "True Reserved"),
+            (Part::Idle("the API server dropped it".into()), "False NotReserved"),
+        ] {
+            parts.insert(host_memory::PART, part);
+            let (found, _) = said(&parts, &State::default(), &[]);
+            assert!(found.starts_with("Ready True"), "{found}");
+            assert!(found.contains(&format!("HostMemoryReserved {expected}")), "{found}");
+        }
+        let (_, texts) = said(&parts, &State::default(), &[]);
+        assert_eq!(texts, "||the API server dropped it|");
     }
 }

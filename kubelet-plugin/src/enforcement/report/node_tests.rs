@@ -195,7 +195,7 @@ async fn the_object_has_what_is_held_and_used_and_belongs_to_the_node() {
     );
     assert!(usage.since.ends_with('Z') && status.as_of >= usage.since, "{usage:?}");
     let kinds: Vec<&str> = status.conditions.iter().map(|of| of.kind.as_str()).collect();
-    assert_eq!(kinds, ["Ready", "DriverFound", "LimitsEnforced"]);
+    assert_eq!(kinds, ["Ready", "DriverFound", "HostMemoryReserved", "LimitsEnforced"]);
     // The driver lists no process although the share has memory: what the GPU's processes use is not known.
     scene.ledger("s1", &[(ledger::CHARGED_AT, GIB)]);
     scene.rounds(60..62).await;
