@@ -160,15 +160,21 @@ impl<'a> Kueue<'a> {
     /// Takes Kueue off the cluster in the documented order: while it still runs, everything of which it holds a finalizer.
     fn remove(&self, kube: &Kube<'_>) -> Result<()> {
         let limit = patience::timeout(LIMIT * 2);
-        let emptied = [
-            "jobs,pods",
-            "localqueues",
-            "clusterqueues",
-            "resourceflavors",
-            "workloadpriorityclasses",
-        ]
-        .into_iter()
-        .try_for_each(|kinds| kube.run(&["delete", kinds, "--all", &limit]).map(drop));
+        let delete = |kinds: &str| kube.run(&["delete", kinds, "--all", &limit]).map(drop);
+        let emptied = kube
+            .run(&["delete", "jobs,pods", "--all", "--wait=false"])
+            .and_then(|_| {
+                [
+                    "workloads",
+                    "jobs,pods",
+                    "localqueues",
+                    "clusterqueues",
+                    "resourceflavors",
+                    "workloadpriorityclasses",
+                ]
+                .into_iter()
+                .try_for_each(delete)
+            });
         after(emptied, self.uninstall())
     }
 
@@ -311,8 +317,16 @@ fn group_starts_whole(kube: &Kube<'_>) -> Result<()> {
     kube.apply_as_user(last)?;
     wait_running(kube, "group", 4)?;
     wait_charged(kube, "20Gi")?;
-    kube.run(&["delete", "pods", "-l", "app=group", &patience::timeout(MOVED)])
-        .map(drop)
+    // The pods have a finalizer, which Kueue takes off when the group is over.
+    kube.run(&["delete", "pods", "-l", "app=group", "--wait=false"])?;
+    kube.run(&[
+        "delete",
+        "workload",
+        "group",
+        "--ignore-not-found",
+        &patience::timeout(MOVED),
+    ])?;
+    wait_running(kube, "group", 0)
 }
 
 /// What Kueue cannot count it does not start: a claim by name, alternatives, a class without a mapping.
