@@ -60,9 +60,11 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
         if let Some((reason, message)) = remarks(one).filter(|_| ready.contains(name)) {
             let breaks = match reason {
                 "GpusLeftOut" => "these GPUs are not offered",
-                _ => "claims that match nvlinkClique, and the policy nvlink, leave these GPUs out",
+                _ => {
+                    "claims that match by nvlinkClique do not get these GPUs; the policy nvlink takes them for GPUs without NVLink"
+                }
             };
-            let mend = format!("do what is said of each; {log}");
+            let mend = format!("the message says of each GPU what to set or look at; {log}");
             return Some(finding(name, format!("{reason}: {message}"), breaks, mend));
         }
         let written = text(one, "/status/asOf").parse::<jiff::Timestamp>().ok()?;

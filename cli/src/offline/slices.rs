@@ -23,7 +23,7 @@ use crate::flags::{GpuTemplate, ListFormat, SlicesFlags};
 
 /// Stands for the UUID of a GPU that does not exist yet.
 const NO_UUID: &str = "template";
-/// A slice with a tainted device has at most as many.
+/// Kubernetes' limit for a slice with a tainted device.
 const MAX_DEVICES: usize = 64;
 
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ struct Product {
     name: &'static str,
     architecture: &'static str,
     compute_capability: &'static str,
-    /// MiB, the total that nvidia-smi prints with ECC on. Drivers differ by some MiB.
+    /// MiB: nvidia-smi's total, with ECC on. The driver reserves part of it, so a template has 1/32 less.
     memory: u64,
 }
 
@@ -152,7 +152,7 @@ fn like(node: &str, slices: &[Value], name: &str) -> Result<Devices, SlicesError
         let node = node.to_owned();
         return Err(SlicesError::NoSlices { node, others });
     }
-    let mut names: BTreeMap<String, usize> = BTreeMap::new();
+    let mut numbers = Numbers::default();
     let mut devices = Devices::new();
     let here = Pools::of(name);
     for (pool, mut slices) in newest {
@@ -169,7 +169,7 @@ fn like(node: &str, slices: &[Value], name: &str) -> Result<Devices, SlicesError
         slices.sort_by_key(|slice| slice["metadata"]["name"].as_str().unwrap_or_default().to_owned());
         let all = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array());
         for device in all.flatten() {
-            let device = template(device.clone(), &mut names);
+            let device = template(device.clone(), &mut numbers);
             let pool = here.of_device(device["name"].as_str().unwrap_or_default()).to_owned();
             devices.entry(pool).or_default().push(device);
         }
@@ -177,15 +177,30 @@ fn like(node: &str, slices: &[Value], name: &str) -> Result<Devices, SlicesError
     Ok(devices)
 }
 
+/// Numbers in place of names that only one machine has.
+#[derive(Default)]
+struct Numbers {
+    gpus: BTreeMap<String, usize>,
+    cliques: BTreeMap<String, usize>,
+}
+
+/// The number of a name: that of its first occurrence.
+fn number(known: &mut BTreeMap<String, usize>, name: String) -> usize {
+    let next = known.len();
+    *known.entry(name).or_insert(next)
+}
+
 /// Removes what is of one machine: names and UUIDs of its GPUs, their faults, and who allocates them. An autoscaler either
 /// ignores taints or makes no node because of one.
-fn template(mut device: Value, names: &mut BTreeMap<String, usize>) -> Value {
+fn template(mut device: Value, numbers: &mut Numbers) -> Value {
     let name = device["name"].as_str().unwrap_or_default();
     let gpu = name.strip_suffix(MONITOR_SUFFIX).unwrap_or(name).to_owned();
     let suffix = name.strip_prefix(&gpu).unwrap_or_default().to_owned();
-    let next = names.len();
-    let number = *names.entry(gpu).or_insert(next);
-    device["name"] = format!("gpu-{number}{suffix}").into();
+    device["name"] = format!("gpu-{}{suffix}", number(&mut numbers.gpus, gpu)).into();
+    if let Some(clique) = device.pointer_mut("/attributes/nvlinkClique") {
+        let of_machine = clique["string"].as_str().unwrap_or_default().to_owned();
+        *clique = json!({"string": format!("clique-{}", number(&mut numbers.cliques, of_machine))});
+    }
     if let Some(uuid) = device.pointer_mut("/attributes/uuid") {
         *uuid = json!({"string": NO_UUID});
     }
@@ -211,7 +226,7 @@ fn made(flags: &SlicesFlags) -> Result<Devices, SlicesError> {
                 "name": format!("gpu-{index}"),
                 "allowMultipleAllocations": true,
                 "attributes": attributes(device_type::GPU, known, index, flags),
-                "capacity": capacity::of_gpu(known.memory << 20, flags.shares),
+                "capacity": capacity::of_gpu((known.memory - known.memory / 32) << 20, flags.shares),
             });
             let monitor = json!({
                 "name": format!("gpu-{index}{MONITOR_SUFFIX}"),
@@ -224,12 +239,12 @@ fn made(flags: &SlicesFlags) -> Result<Devices, SlicesError> {
             index += 1;
         }
     }
-    if flags.driver.is_none() || flags.cuda.is_none() {
-        say(
-            "slices",
-            "driverVersion or cudaDriverVersion is left out: a claim that selects by it finds no such node; add --driver and --cuda",
-        );
-    }
+    let mut left_out = vec!["nvlinkClique", "numaNode", "pcieRoot", "pciBusID"];
+    left_out.extend(flags.driver.is_none().then_some("driverVersion (add --driver)"));
+    left_out.extend(flags.cuda.is_none().then_some("cudaDriverVersion (add --cuda)"));
+    let left_out = left_out.join(", ");
+    let line = format!("left out: {left_out}; for a claim that selects or matches by one, copy a node by --like");
+    say("slices", line);
     Ok(devices)
 }
 

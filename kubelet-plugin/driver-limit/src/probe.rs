@@ -63,7 +63,7 @@ pub(crate) fn probe<D: Driver, E: std::fmt::Display>(
     let mut driver = Ok(load()?);
     let mut answers = Vec::new();
     for gpu in gpus {
-        // Only now: there may be no further GPU. The former child must have ended, because it has the lock.
+        // NVML is loaded again only for a further GPU. The old child ends first: it holds the lock that the new one takes.
         if matches!(
             answers.last(),
             Some(Probed {

@@ -249,7 +249,7 @@ impl ClaimDirs {
     }
 
     /// Writes the metadata of a claim, whose directory exists, where it differs, and removes what is there of other requests.
-    /// `is_new`: what is there is of a Prepare or an Unprepare that did not end, so its generations do not count.
+    /// `is_new`: the claim was not prepared. Files found here are left over from an interrupted call, so generations begin at 1.
     ///
     /// # Errors
     /// The first step that fails.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A file belongs to a claim by its UID, because a claim that was deleted and created again has the same name. It is mounted
-//! by the CDI devices of the request's shares, so a claim needs no second CDI file, which a crash could leave alone.
+//! by the CDI devices of the request's shares: a second CDI file could outlive the first after a crash, so there is none.
 //!
 //! Failure modes:
 //! - A file cannot be written: Prepare fails and names it.
@@ -16,7 +16,7 @@
 //!   annotation with the pod's name of the claim.
 //! - A file that has changed is replaced by rename with its next generation: a container that runs keeps the former one.
 //! - It is not known by which name pods find the claim, because its record was rebuilt or is of an older release: no file is
-//!   written, mounted or removed, until the claim is prepared again.
+//!   written, mounted or removed, until the plugin has read the claim again.
 
 use crate::dra::checkpoint::NamedBy;
 use crate::dra::share::{ClaimId, Role, Share};

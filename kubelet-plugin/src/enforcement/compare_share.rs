@@ -124,7 +124,7 @@ fn facts(files: &ShareFiles) -> Result<(ShareFacts, Vec<ShareMount>), String> {
         key,
         gpu: limits.gpu,
         limit: limits.memory,
-        // The limits file does not say it, and the figures are compared for whoever looks at them.
+        // A limits file does not name the memory's source. A person reads this comparison.
         is_configured: false,
         ledger: usage.into(),
         prepared: None,

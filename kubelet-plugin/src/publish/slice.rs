@@ -197,7 +197,7 @@ pub(crate) const ATTRIBUTES: [Attribute; 15] = [
     },
     Attribute {
         name: "memorySource",
-        about: "where `memory` comes from: `nvml`, or `configured` (the chart's `gpuMemory`) where the GPU has the system's memory and NVML no figure of it, so that nothing but the library holds limits",
+        about: "`nvml`, or `configured` where NVML has no figure of the GPU's memory: `memory` is then the chart's `gpuMemory`, and nothing but the library holds limits",
         value: |_, gpu| string(gpu.memory_source.name()),
     },
     Attribute {

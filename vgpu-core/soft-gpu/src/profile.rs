@@ -78,8 +78,10 @@ pub enum NvLink {
     OneWay(u32, u32),
 }
 
+type MakeNvLink = fn(u32, u32) -> NvLink;
+
 impl NvLink {
-    const SIGNS: [(char, fn(u32, u32) -> Self); 3] = [('-', Self::Switch), ('=', Self::Pair), ('>', Self::OneWay)];
+    const SIGNS: [(char, MakeNvLink); 3] = [('-', Self::Switch), ('=', Self::Pair), ('>', Self::OneWay)];
 
     fn read(text: &str) -> Option<Self> {
         let (sign, make) = Self::SIGNS.into_iter().find(|(sign, _)| text.contains(*sign))?;

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 pub enum MemorySource {
     #[default]
     Nvml,
-    /// The driver cannot say how much of it is used either, so nothing outside the library checks limits.
+    /// NVML has no figure of it. It cannot say how much is used either, so nothing outside the library checks limits.
     Configured,
 }
 
@@ -45,11 +45,12 @@ impl MemorySizes {
     /// nor a configured size.
     #[must_use]
     pub fn of(&self, product: &str, by_nvml: Option<u64>) -> Option<(u64, MemorySource)> {
-        let configured = self.0.get(product).map(|size| (*size, MemorySource::Configured));
-        let by_nvml = by_nvml.map(|size| (size, MemorySource::Nvml));
+        let configured = self.0.get(product).copied();
         match (configured, by_nvml) {
-            (Some(configured), Some(by_nvml)) if configured.0 < by_nvml.0 => Some(configured),
-            (configured, by_nvml) => by_nvml.or(configured),
+            (Some(configured), None) => Some((configured, MemorySource::Configured)),
+            // A smaller size leaves the rest to the system; the driver's figures are there to check limits with.
+            (configured, Some(by_nvml)) => Some((by_nvml.min(configured.unwrap_or(by_nvml)), MemorySource::Nvml)),
+            (None, None) => None,
         }
     }
 }
@@ -64,7 +65,7 @@ mod tests {
         let sizes = MemorySizes(BTreeMap::from([("NVIDIA GB10".to_owned(), 96)]));
         for (product, by_nvml, expected) in [
             ("NVIDIA GB10", None, Some((96, Configured))),
-            ("NVIDIA GB10", Some(120), Some((96, Configured))),
+            ("NVIDIA GB10", Some(120), Some((96, Nvml))),
             ("NVIDIA GB10", Some(96), Some((96, Nvml))),
             ("NVIDIA GB10", Some(80), Some((80, Nvml))),
             ("NVIDIA H100", Some(80), Some((80, Nvml))),

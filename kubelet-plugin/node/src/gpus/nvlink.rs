@@ -84,7 +84,7 @@ impl Islands {
         for one in (0..gpus.len()).filter(agreeing) {
             let (_, own, links) = gpus[one];
             let ends = links.peers.iter().cloned().chain(own.map(str::to_owned));
-            // Of a switch without an address, a clique of this machine says whom it joins.
+            // A switch may have no PCI address. GPUs of one clique of this machine then count as joined.
             let of_machine = links
                 .fabric
                 .as_ref()

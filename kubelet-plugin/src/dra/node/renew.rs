@@ -25,7 +25,7 @@ impl Node {
     /// have changed since the last renewal, those of all claims; else of claims
     /// - on a GPU where the driver limits cgroups now and did not then, or the reverse,
     /// - whose record, metadata or CDI file is missing or unreadable, or whose last renewal failed,
-    /// - that were rebuilt as ones that may require the driver's limit, which there is not on their GPUs.
+    /// - whose record and CDI file were lost (`may_require_limit`), and whose GPUs' driver has since refused to limit cgroups.
     ///
     /// # Errors
     /// The records cannot be read.

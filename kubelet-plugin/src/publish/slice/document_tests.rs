@@ -50,7 +50,7 @@ GB10 (DGX Spark) and Jetson's Thor have no memory of their own, and NVML answers
 | which size | what pods without a share, the system and the page cache do not need: of 128 GB rather 96Gi than 110Gi. Nothing checks it: CUDA's memory there is in no memory cgroup, and the kernel ends processes when the system has none left |
 | a size for a GPU whose memory NVML knows | is taken if it is less than NVML's figure; for GH200 and GB200 without CDMM, whose memory is also NUMA nodes that the system may fill |
 | a product without a size | its GPUs are left out. The plugin's log, the VgpuNode's condition `DriverFound`, `vgpu doctor` and, if no other GPU is there, `/readyz` name the GPU, the product and the value to set |
-| `memorySource` | `configured`; `nvml` for all others. The size is not asked of CUDA: its figure is all of the system's memory |
+| `memorySource` | `configured`; `nvml` where NVML has a figure, also if a smaller size is taken. The size is not asked of CUDA: its figure is all of the system's memory |
 | the limit | the library's ledger alone. `MemoryEnforced` is Unknown with the reason `LedgerOnly`, never True, and False if the driver's figures of processes show a breach ([truth.md](truth.md)) |
 | what programs see | the share: `cuMemGetInfo`, `cuDeviceTotalMem`, and both versions of `nvmlDeviceGetMemoryInfo`, which then answer although the driver does not. `cuMemGetInfo`'s free memory is what is left of the share: an integrated GPU's own figure leaves out what the page cache would give back |
 | a size that is changed | a GPU with claims keeps its size until they have ended and the plugin has started again |
