@@ -86,6 +86,11 @@ fn what_cannot_be_copied_or_made_is_said() {
     let (known, _) = known.split_once(';').unwrap();
     vgpu_on("slices --help", &none).out_has(&format!("Products:\n  {known}\n"));
     let files = Files::new();
+    let slices = cluster().into_iter().map(|slice| format!("---\n{slice}\n"));
+    let damaged = slices.collect::<String>() + "---\nkind: [\n";
+    let said = vgpu_on("slices --like n1", &[files.write("damaged.json", &damaged)]).ended(2);
+    said.out_has("name: gpu-1-monitor");
+    said.err_has("document 7: not YAML");
     vgpu_on("slices --like n1", &[files.write("none.json", "")])
         .ended(2)
         .err_has("without a node that has such GPUs, take --gpu");

@@ -72,6 +72,9 @@ pub struct Flags {
     /// Who allocates this node's GPUs
     #[arg(long, value_enum, default_value_t)]
     pub allocator: Allocator,
+    /// Mounts the metadata of its devices into each container with a claim (KEP-5304)
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub device_metadata: bool,
     /// What `NVIDIA_VISIBLE_DEVICES` says in containers: nothing, or what the dialect of their claim says
     #[arg(long, value_enum, default_value_t)]
     pub visible_devices: VisibleDevices,
@@ -157,6 +160,7 @@ pub struct Config {
     /// The file with the measured sizes of CUDA contexts.
     pub context_sizes: PathBuf,
     pub ledger_tmpfs: bool,
+    pub device_metadata: bool,
     pub visible_devices: bool,
     pub on_breach: OnBreach,
     pub ignored_xids: BTreeSet<u64>,
@@ -266,6 +270,7 @@ impl Flags {
             memory_sizes,
             host_memory,
             ledger_tmpfs: self.ledger_tmpfs,
+            device_metadata: self.device_metadata,
             visible_devices: self.visible_devices == VisibleDevices::Dialect,
             on_breach: self.on_breach,
             ignored_xids,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, Pools, capacity, device_type};
 
 use super::documents::Documents;
-use super::{OfflineError, print, say, yaml};
+use super::{OfflineError, print, say, status, yaml};
 use crate::cluster::{self, Cluster, List};
 use crate::exit;
 use crate::flags::{GpuTemplate, ListFormat, SlicesFlags};
@@ -87,7 +87,7 @@ const PRODUCTS: [Product; 14] = [
 
 pub(crate) fn main(flags: &SlicesFlags) -> ExitCode {
     match run(flags) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(failed) => status(&failed, true),
         Err(error) => {
             say("slices", error);
             ExitCode::from(exit::USAGE)
@@ -95,20 +95,26 @@ pub(crate) fn main(flags: &SlicesFlags) -> ExitCode {
     }
 }
 
-fn run(flags: &SlicesFlags) -> Result<(), OfflineError> {
-    let pools = match &flags.like {
-        Some(node) => like(node, &read(flags)?, &flags.name)?,
-        None => made(flags)?,
+/// Returns a sentence for each document that cannot be read.
+fn run(flags: &SlicesFlags) -> Result<Vec<String>, OfflineError> {
+    let (pools, failed) = match &flags.like {
+        Some(node) => {
+            let (slices, failed) = read(flags)?;
+            failed.iter().for_each(|line| say("slices", line));
+            (like(node, &slices, &flags.name)?, failed)
+        }
+        None => (made(flags)?, Vec::new()),
     };
     let list = json!({"apiVersion": "v1", "kind": "List", "items": documents(pools, &flags.name)});
     print(&match flags.output {
         ListFormat::Json => format!("{list:#}\n"),
         ListFormat::Yaml => yaml(&list)?,
-    })
+    })?;
+    Ok(failed)
 }
 
-/// The ResourceSlices of the files, or of the cluster.
-fn read(flags: &SlicesFlags) -> Result<Vec<Value>, OfflineError> {
+/// The ResourceSlices of the files, or of the cluster, and a sentence for each document that cannot be read.
+fn read(flags: &SlicesFlags) -> Result<(Vec<Value>, Vec<String>), OfflineError> {
     let documents = match flags.files.as_slice() {
         [] => {
             let cluster = Cluster::connect(&flags.cluster, None)?;
@@ -119,9 +125,9 @@ fn read(flags: &SlicesFlags) -> Result<Vec<Value>, OfflineError> {
         }
         files => Documents::read(files)?,
     };
-    documents.failed.iter().for_each(|line| say("slices", line));
     let values = documents.objects.into_iter().map(|object| object.value);
-    Ok(values.filter(|value| value["kind"] == "ResourceSlice").collect())
+    let slices = values.filter(|value| value["kind"] == "ResourceSlice").collect();
+    Ok((slices, documents.failed))
 }
 
 /// The devices of each pool, by the pool's name.

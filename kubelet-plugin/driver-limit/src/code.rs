@@ -17,9 +17,10 @@ impl Code {
     /// Not NVML's: its process has ended.
     pub(crate) const ENDED: Self = Self(-2);
 
-    /// Returns true if this is no answer of NVML.
+    /// Returns true if this does not say what the driver can do: NVML did not answer, or the driver or the GPU is in trouble.
     pub(crate) fn is_no_answer(self) -> bool {
-        matches!(self, Self::HANGS | Self::ENDED)
+        const UNKNOWN: c_int = 999;
+        matches!(self, Self::HANGS | Self::ENDED) || matches!(self.0, 1 | 9 | 10 | 15 | 16 | 18 | UNKNOWN)
     }
 }
 

@@ -40,7 +40,7 @@ enum Error {
 }
 
 impl Error {
-    /// Returns true if NVML did not answer.
+    /// Returns true if this does not say what the driver can do.
     fn is_no_answer(&self) -> bool {
         match self {
             Self::Apply(error) => error.is_no_answer(),
@@ -258,7 +258,7 @@ mod tests {
         for (at, begins) in [
             (0, "misc"),
             (2, "misc"),
-            (4, "none: GPU lost: NVML_ERROR_GPU_IS_LOST"),
+            (4, "unknown: GPU lost: NVML_ERROR_GPU_IS_LOST"),
             (5, "misc"),
         ] {
             assert!(answers[at].starts_with(begins), "{answers:?}");
@@ -271,7 +271,7 @@ mod tests {
             answers[3].starts_with("unknown: ") && answers[3].contains("has ended"),
             "{answers:?}"
         );
-        assert_eq!(children, 3, "one more after each that did not answer");
+        assert_eq!(children, 4, "one more after each that did not answer");
         assert_eq!(asked(&["a", "hangs"], 9).1, 1, "there is nobody left to ask");
     }
 

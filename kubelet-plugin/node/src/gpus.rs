@@ -252,7 +252,9 @@ fn no_figure(uuid: &str, product: &str) -> LeftOut {
 fn memory_by_nvml(device: &Device<'_>) -> Result<Option<u64>, NvmlError> {
     match device.memory_info() {
         Err(NvmlError::NotSupported) => Ok(None),
-        memory => memory.map(|memory| Some(memory.total.saturating_sub(memory.reserved) / MIB * MIB)),
+        memory => {
+            memory.map(|memory| Some(memory.total.saturating_sub(memory.reserved) / MIB * MIB).filter(|all| *all > 0))
+        }
     }
 }
 

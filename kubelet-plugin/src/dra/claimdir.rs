@@ -248,6 +248,11 @@ impl ClaimDirs {
         Ok(())
     }
 
+    /// Returns what is in a file of a claim's metadata. None: it cannot be read.
+    pub fn read_metadata(&self, uid: &str, file: &metadata::File) -> Option<Vec<u8>> {
+        files::read_bounded(&self.claim_path(uid).join(file.name()), MAX_METADATA).ok()
+    }
+
     /// Writes the metadata of a claim, whose directory exists, where it differs, and removes what is there of other requests.
     /// `is_new`: the claim was not prepared. Files found here are left over from an interrupted call, so generations begin at 1.
     ///
@@ -266,7 +271,7 @@ impl ClaimDirs {
             let path = folder.join(file.name());
             let found = match is_new {
                 true => None,
-                false => files::read_bounded(&path, MAX_METADATA).ok(),
+                false => self.read_metadata(uid, file),
             };
             let Some(bytes) = file.replacement(found.as_deref()) else {
                 continue;

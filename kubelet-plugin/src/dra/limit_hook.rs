@@ -48,7 +48,7 @@ pub(crate) fn command(shares: &[(&Share, &Gpu)]) -> Option<Command> {
     if !shares.iter().any(|(_, gpu)| gpu.has_driver_limit()) {
         return None;
     }
-    Some(match shares.iter().any(|(share, gpu)| share.is_part_of(gpu.memory)) {
+    Some(match shares.iter().any(|(share, gpu)| share.is_part_of(gpu)) {
         true => Command::Set { is_required: false },
         false => Command::Lift,
     })

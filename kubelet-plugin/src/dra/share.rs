@@ -8,6 +8,7 @@ use vgpu_abi::limits::{ComputePolicy, Priority};
 use vgpu_api::config::{self, Capabilities, Dialect, MemoryEnforcement};
 use vgpu_dialects::GpuShare;
 use vgpu_node::files::safe_name;
+use vgpu_node::gpus::MemorySource;
 
 /// Identifies a ResourceClaim as kubelet does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -123,10 +124,11 @@ impl Share {
         amount(self) == amount(other) && (!known || place(self) == place(other))
     }
 
-    /// Returns true if the share has less than all memory of a GPU with this memory, so that the driver can limit it.
+    /// Returns true if the share has less than all memory of the GPU, so that the driver can limit it.
     #[must_use]
-    pub fn is_part_of(&self, gpu_memory: u64) -> bool {
-        self.role == Role::Share && self.memory < gpu_memory
+    pub fn is_part_of(&self, gpu: &Gpu) -> bool {
+        let is_less = self.memory < gpu.memory || gpu.memory_source == MemorySource::Lowered;
+        self.role == Role::Share && is_less
     }
 
     /// Returns the part of a GPU with this memory that the share has: of its memory or of its time, whichever is more.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! How it fails: a probe that fails gives the reason for which a claim that requires the driver's limit is refused. It is
-//! tried again [`SCANS_BETWEEN`] scans later, and at once if the driver may have been replaced: its version is another one,
+//! tried again [`SCANS_BETWEEN`] scans later, without an answer [`SCANS_AFTER_NONE`], and at once if the driver may have been replaced: its version is another one,
 //! or a list of the GPUs failed meanwhile ([`Prober::ask_again`]). A driver that is known to limit cgroups and only does not
 //! answer, because it hangs or the program cannot run now, keeps that answer: hooks of containers verify each limit that
 //! they set. A refusal, or another version of the driver, replaces it. A GPU that hangs has no answer; the others have theirs.
@@ -17,8 +17,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use vgpu_node::driver_limit::{DriverLimit, Probed};
 
-/// Scans of the GPUs between two attempts: ten minutes.
+/// Scans of the GPUs between two attempts after a refusal: ten minutes.
 const SCANS_BETWEEN: u32 = 60;
+/// The same after no answer: two minutes, because a claim that requires the driver's limit waits for one.
+const SCANS_AFTER_NONE: u32 = 12;
 /// The longest run, for all GPUs. The program ends itself within 26 s; a driver without persistence mode takes seconds to start.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LONGEST_REASON: usize = 600;
@@ -89,7 +91,11 @@ impl Prober {
     }
 
     fn note(&mut self, gpu: &Gpu, mut answer: DriverLimit) {
-        let due = (!answer.is_kept()).then_some(SCANS_BETWEEN);
+        let due = match answer {
+            DriverLimit::Dmem | DriverLimit::Misc => None,
+            DriverLimit::None(_) => Some(SCANS_BETWEEN),
+            DriverLimit::Unknown(_) => Some(SCANS_AFTER_NONE),
+        };
         let before = self.known.remove(&gpu.uuid);
         let same_driver = before
             .as_ref()

@@ -487,7 +487,7 @@ impl Records {
                 self.usage.insert(key.clone(), used);
                 let gpu = node.claims().gpus.get(&share.gpu);
                 let is_configured = gpu.is_some_and(|gpu| gpu.memory_source == MemorySource::Configured);
-                if gpu.is_some_and(|gpu| !share.is_part_of(gpu.memory)) {
+                if gpu.is_some_and(|gpu| !share.is_part_of(gpu)) {
                     self.whole.insert(key.clone());
                 }
                 if share.memory_enforcement == MemoryEnforcement::Require {

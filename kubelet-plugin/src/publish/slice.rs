@@ -222,7 +222,7 @@ pub(crate) const ATTRIBUTES: [Attribute; 15] = [
     },
     Attribute {
         name: "nvlinkClique",
-        about: "equal for GPUs that reach each other over NVLink; missing if the GPU has no NVLink to another one",
+        about: "equal for GPUs that reach each other over NVLink, directly or through others; missing if the GPU has no NVLink to another one",
         value: |_, gpu| string(gpu.nvlink_clique.as_deref()?),
     },
 ];

@@ -3,7 +3,8 @@
 //!
 //! How it fails:
 //! - No size is configured for a product that needs one: the GPU is left out, with what to set.
-//! - A size above NVML's figure is ignored: shares would be promised memory that does not exist.
+//! - A size above NVML's figure is ignored: shares would be promised memory that does not exist. If NVML had no figure when
+//!   the GPU was first seen, the size holds until the plugin starts again: published sizes do not change.
 //! - A size above what the system can spare, where NVML has no figure, is not noticed: allocations then fail, or the kernel
 //!   ends processes.
 
@@ -16,6 +17,8 @@ use std::collections::BTreeMap;
 pub enum MemorySource {
     #[default]
     Nvml,
+    /// A smaller size than NVML's is configured: the rest is left to the system. A share of all of it is a part of the GPU.
+    Lowered,
     /// NVML has no figure of it. It cannot say how much is used either, so nothing outside the library checks limits.
     Configured,
 }
@@ -32,7 +35,7 @@ impl MemorySource {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Nvml => "nvml",
+            Self::Nvml | Self::Lowered => "nvml",
             Self::Configured => "configured",
         }
     }
@@ -48,8 +51,8 @@ impl MemorySizes {
         let configured = self.0.get(product).copied();
         match (configured, by_nvml) {
             (Some(configured), None) => Some((configured, MemorySource::Configured)),
-            // A smaller size leaves the rest to the system; the driver's figures are there to check limits with.
-            (configured, Some(by_nvml)) => Some((by_nvml.min(configured.unwrap_or(by_nvml)), MemorySource::Nvml)),
+            (Some(configured), Some(by_nvml)) if configured < by_nvml => Some((configured, MemorySource::Lowered)),
+            (_, Some(by_nvml)) => Some((by_nvml, MemorySource::Nvml)),
             (None, None) => None,
         }
     }
@@ -61,11 +64,11 @@ mod tests {
 
     #[test]
     fn a_configured_size_is_taken_where_nvml_has_none_or_more() {
-        use MemorySource::{Configured, Nvml};
+        use MemorySource::{Configured, Lowered, Nvml};
         let sizes = MemorySizes(BTreeMap::from([("NVIDIA GB10".to_owned(), 96)]));
         for (product, by_nvml, expected) in [
             ("NVIDIA GB10", None, Some((96, Configured))),
-            ("NVIDIA GB10", Some(120), Some((96, Nvml))),
+            ("NVIDIA GB10", Some(120), Some((96, Lowered))),
             ("NVIDIA GB10", Some(96), Some((96, Nvml))),
             ("NVIDIA GB10", Some(80), Some((80, Nvml))),
             ("NVIDIA H100", Some(80), Some((80, Nvml))),

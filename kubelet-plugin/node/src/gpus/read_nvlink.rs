@@ -4,6 +4,7 @@
 
 use super::nvlink::{Fabric, Links};
 use super::sysfs::kernel_spelling;
+use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
 /// No GPU has more links.
@@ -23,8 +24,9 @@ pub(super) fn links(nvml: &Nvml, device: &Device<'_>) -> Links {
         match link.is_active() {
             Ok(true) => {}
             Ok(false) => continue,
-            // There are no more links, or none can be read.
-            Err(_) => break,
+            // There are no more links.
+            Err(NvmlError::NotSupported | NvmlError::InvalidArg) => break,
+            Err(_) => continue,
         }
         let address = link.remote_pci_info().ok().and_then(|pci| kernel_spelling(&pci.bus_id));
         match address.filter(|address| address != "0000:00:00.0") {

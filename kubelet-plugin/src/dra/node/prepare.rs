@@ -377,9 +377,9 @@ impl Node {
         Ok(())
     }
 
-    /// The metadata that a claim should have. None: it is not known by which name pods find the claim.
+    /// The metadata that a claim should have. None: it is not known by which name pods find the claim, or none is wanted.
     pub(super) fn metadata(&self, uid: &str, entry: &Entry) -> Result<Option<Vec<metadata::File>>, Error> {
-        let Some(named_by) = &entry.named_by else {
+        let Some(named_by) = entry.named_by.as_ref().filter(|_| self.config.device_metadata) else {
             return Ok(None);
         };
         let shares = entry.all().map(|share| Ok((share, self.gpu(&share.gpu)?)));

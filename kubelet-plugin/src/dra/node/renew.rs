@@ -103,10 +103,13 @@ impl Node {
 
     fn has_files(&self, uid: &str, entry: &Entry) -> bool {
         let has_cdi_file = !self.cdi.mounted(uid).is_empty();
-        let folder = self.dirs.claim_path(uid);
         // Names that are not valid make the renewal fail, which says so.
         let metadata = self.metadata(uid, entry).ok().flatten().unwrap_or_default();
-        let has_metadata = metadata.iter().all(|file| folder.join(file.name()).exists());
+        let differs = |file: &metadata::File| {
+            file.replacement(self.dirs.read_metadata(uid, file).as_deref())
+                .is_some()
+        };
+        let has_metadata = !metadata.iter().any(differs);
         has_cdi_file && has_metadata && self.dirs.record_path(uid).exists() && self.library.has(&entry.library)
     }
 }

@@ -63,7 +63,7 @@ GB10 (DGX Spark) and Jetson's Thor have no memory of their own, and NVML answers
 const NVLINK: &str = "
 ## NVLink
 
-GPUs with the same `nvlinkClique` reach each other over NVLink, so that a program with several of them does not go through PCI Express. For two GPUs of one island in one claim, whoever allocates:
+GPUs with the same `nvlinkClique` reach each other over NVLink. On a machine with switches, or with bridges between pairs, a program with two of them does not go through PCI Express; in a mesh two may be joined through a third one only. For two GPUs of one island in one claim, whoever allocates:
 
 ```yaml
 apiVersion: resource.k8s.io/v1
