@@ -103,13 +103,10 @@ impl Node {
 
     fn has_files(&self, uid: &str, entry: &Entry) -> bool {
         let has_cdi_file = !self.cdi.mounted(uid).is_empty();
-        // Names that are not valid make the renewal fail, which says so.
+        // Names that are not valid make the renewal fail, which says so. Only whether files are there: those of a newer release
+        // may say more.
         let metadata = self.metadata(uid, entry).ok().flatten().unwrap_or_default();
-        let differs = |file: &metadata::File| {
-            file.replacement(self.dirs.read_metadata(uid, file).as_deref())
-                .is_some()
-        };
-        let has_metadata = !metadata.iter().any(differs);
+        let has_metadata = metadata.iter().all(|file| self.dirs.read_metadata(uid, file).is_some());
         has_cdi_file && has_metadata && self.dirs.record_path(uid).exists() && self.library.has(&entry.library)
     }
 }
