@@ -53,8 +53,6 @@ enum OfflineError {
     Explain(#[from] ExplainError),
     #[error(transparent)]
     Asked(#[from] explain::AskedError),
-    #[error(transparent)]
-    Slices(#[from] slices::SlicesError),
     #[error("{0}")]
     Pod(String),
     #[error("the answer cannot be written as YAML: {0}; use -o json")]

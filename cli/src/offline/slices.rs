@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, Pools, capacity, device_type};
+use vgpu_api::slice::{self, MAX_DEVICES};
+use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, Pools, device_type};
 
 use super::documents::Documents;
 use super::{OfflineError, print, say, status, yaml};
@@ -23,11 +24,11 @@ use crate::flags::{GpuTemplate, ListFormat, SlicesFlags};
 
 /// Stands for the UUID of a GPU that does not exist yet.
 const NO_UUID: &str = "template";
-/// Kubernetes' limit for a slice with a tainted device.
-const MAX_DEVICES: usize = 64;
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SlicesError {
+enum SlicesError {
+    #[error(transparent)]
+    Offline(#[from] OfflineError),
     #[error("--like {node}: no ResourceSlice of {DRIVER_NAME} is of this node; {others}")]
     NoSlices { node: String, others: String },
     #[error("--like {node}: pool {pool} has {found} of its {promised} slices; try again in a minute")]
@@ -96,7 +97,7 @@ pub(crate) fn main(flags: &SlicesFlags) -> ExitCode {
 }
 
 /// Returns a sentence for each document that cannot be read.
-fn run(flags: &SlicesFlags) -> Result<Vec<String>, OfflineError> {
+fn run(flags: &SlicesFlags) -> Result<Vec<String>, SlicesError> {
     let (pools, failed) = match &flags.like {
         Some(node) => {
             let (slices, failed) = read(flags)?;
@@ -232,7 +233,7 @@ fn made(flags: &SlicesFlags) -> Result<Devices, SlicesError> {
                 "name": format!("gpu-{index}"),
                 "allowMultipleAllocations": true,
                 "attributes": attributes(device_type::GPU, known, index, flags),
-                "capacity": capacity::of_gpu((known.memory - known.memory / 32) << 20, flags.shares),
+                "capacity": slice::capacity((known.memory - known.memory / 32) << 20, flags.shares),
             });
             let monitor = json!({
                 "name": format!("gpu-{index}{MONITOR_SUFFIX}"),

@@ -3,14 +3,7 @@
 //! From Kubernetes 1.38 on `memory` and `dra.vgpu/memory` are one name, in slices, requests and results. Slices have the
 //! short one; whatever reads a capacity finds it under both.
 
-use std::collections::BTreeMap;
-
-use k8s_openapi::api::resource::v1::{CapacityRequestPolicy, CapacityRequestPolicyRange, DeviceCapacity};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use vgpu_quantity::format_bytes;
-
 use crate::DRIVER_NAME;
-use crate::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
 
 /// Bytes of device memory.
 pub const MEMORY: &str = "memory";
@@ -18,39 +11,6 @@ pub const MEMORY: &str = "memory";
 pub const CORES: &str = "cores";
 /// How many claims may share the GPU; each takes one.
 pub const SHARES: &str = "shares";
-
-/// The capacity of a GPU with `memory` bytes that `shares` claims may share, as its slice has it.
-#[must_use]
-pub fn of_gpu(memory: u64, shares: u32) -> BTreeMap<String, DeviceCapacity> {
-    let range = |min: String, max: Option<String>, step: String| CapacityRequestPolicy {
-        valid_range: Some(CapacityRequestPolicyRange {
-            min: Quantity(min),
-            max: max.map(Quantity),
-            step: Some(Quantity(step)),
-        }),
-        ..CapacityRequestPolicy::default()
-    };
-    let entry = |value: String, default: String, policy: CapacityRequestPolicy| DeviceCapacity {
-        value: Quantity(value),
-        request_policy: Some(CapacityRequestPolicy {
-            default: Some(Quantity(default)),
-            ..policy
-        }),
-    };
-    let memory = format_bytes(memory);
-    let cores = CORES_MAX.to_string();
-    let one = CapacityRequestPolicy {
-        valid_values: Some(vec![Quantity("1".into())]),
-        ..CapacityRequestPolicy::default()
-    };
-    let memory_range = range(format_bytes(MEMORY_MIN), None, format_bytes(MEMORY_STEP));
-    let cores_range = range("0".into(), Some(cores.clone()), "1".into());
-    BTreeMap::from([
-        (MEMORY.to_owned(), entry(memory.clone(), memory, memory_range)),
-        (CORES.to_owned(), entry(cores, "0".into(), cores_range)),
-        (SHARES.to_owned(), entry(shares.to_string(), "1".into(), one)),
-    ])
-}
 
 /// Returns a name without our driver's domain.
 #[must_use]
@@ -80,6 +40,7 @@ pub fn twice(key: &str, short: &str, long: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn a_capacity_has_two_names() {

@@ -28,6 +28,7 @@ pub mod gpu_memory;
 mod loosen;
 pub mod quota;
 pub mod request;
+pub mod slice;
 pub mod usage;
 
 /// The DRA driver's name: in ResourceSlices, opaque configs, sockets.

@@ -7,11 +7,10 @@
 use crate::publish::inventory::{Gpu, Inventory, Unavailable};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceTaint};
 use std::collections::BTreeMap;
-use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, capacity, device_type};
+use vgpu_api::slice::{self, MAX_DEVICES};
+use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, device_type};
 use vgpu_node::driver_limit::DriverLimit;
 
-/// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
-pub const MAX_DEVICES: usize = 64;
 /// The effect of a taint that only informs.
 const NO_EFFECT: &str = "None";
 /// Kubernetes' limit for a string attribute and for a version.
@@ -124,7 +123,7 @@ fn shared(name: &str, gpu: &Gpu, shares: u32) -> Device {
         name: name.to_owned(),
         allow_multiple_allocations: Some(true),
         attributes: Some(attributes(device_type::GPU, gpu)),
-        capacity: Some(capacity::of_gpu(gpu.memory, shares)),
+        capacity: Some(slice::capacity(gpu.memory, shares)),
         ..Device::default()
     }
 }
