@@ -217,6 +217,7 @@ fn decoys_survive() -> Result<()> {
 fn is_as_before(before: &Snapshot) -> Result<()> {
     const LEFT: &str = "file /run/vgpu-run";
     const MEANWHILE: &str = "file /run/vgpu";
+    const OF_FIRST_CONTACT: &str = "/sys/fs/cgroup/kit-x";
     let mounted =
         [env::temp_dir().as_path(), Path::new("/dev/shm")].map(|folder| format!("mount {}/.tmp", folder.display()));
     let is_of_another = |change: &String| {
@@ -224,10 +225,14 @@ fn is_as_before(before: &Snapshot) -> Result<()> {
             || *change == format!("added: {LEFT}")
             || *change == format!("gone: {MEANWHILE}")
     };
-    let changes = wait(LIMIT, "the end of `vgpu run` beside this test", || {
+    let is_of_now = |change: &String| {
+        *change == format!("added: {MEANWHILE}") || *change == format!("added: cgroup {OF_FIRST_CONTACT}")
+    };
+    let changes = wait(LIMIT, "the end of the programs beside this test", || {
         let mut changes = before.changes(&Snapshot::take(), &shared::name(""));
         changes.retain(|change| !is_of_another(change));
-        Ok((changes != [format!("added: {MEANWHILE}")]).then_some(changes))
+        let is_settled = changes.is_empty() || !changes.iter().all(is_of_now);
+        Ok(is_settled.then_some(changes))
     })?;
     ensure!(
         changes.is_empty(),

@@ -200,7 +200,13 @@ fn record() -> Record {
             pods: Vec::new(),
             may_require_limit: false,
         },
-        gpus: BTreeMap::from([(gpu(0).uuid, gpu(0))]),
+        gpus: BTreeMap::from([(
+            gpu(0).uuid,
+            Gpu {
+                nvlink_clique: None,
+                ..gpu(0)
+            },
+        )]),
     }
 }
 

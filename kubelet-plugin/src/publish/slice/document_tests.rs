@@ -65,18 +65,13 @@ const NVLINK: &str = "
 
 GPUs with the same `nvlinkClique` reach each other over NVLink. On a machine with switches, or with bridges between pairs, a program with two of them does not go through PCI Express; in a mesh two may be joined through a third one only. For two GPUs of one island in one claim, whoever allocates:
 
-```yaml
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaimTemplate
-metadata: {name: two-linked}
-spec:
-  spec:
-    devices:
-      requests:
-      - {name: one, exactly: {deviceClassName: gpu}}
-      - {name: other, exactly: {deviceClassName: gpu}}
-      constraints:
-      - {matchAttribute: dra.vgpu/nvlinkClique}
+```
+devices:
+  requests:
+  - {name: one, exactly: {deviceClassName: gpu}}
+  - {name: other, exactly: {deviceClassName: gpu}}
+  constraints:
+  - {matchAttribute: dra.vgpu/nvlinkClique}
 ```
 
 That is a must: GPUs without the attribute do not match, and the pod waits. In controller mode `allocationPolicy: nvlink` is a wish: one island if it can be, else few ([allocate.md](allocate.md)). [An example](../deploy/examples/nvlink/README.md) can be applied.
