@@ -3,6 +3,7 @@
 use super::*;
 use crate::dra::checkpoint::NamedBy;
 use crate::dra::share::tests::share;
+use crate::publish::inventory::Gpu;
 use crate::publish::inventory::tests::gpu;
 use proptest::prelude::*;
 use std::os::unix::fs::PermissionsExt as _;
