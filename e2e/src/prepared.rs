@@ -52,6 +52,7 @@ pub struct Prepared {
     pause: PathBuf,
     pub images: Built,
     /// What [`Prepared::build_beside`] built, by name.
+    #[serde(default)]
     pub beside: BTreeMap<String, Beside>,
     owner: Option<(u32, u32)>,
     /// The factor by which the waits of this run are stretched.
