@@ -77,11 +77,15 @@ fn a_gpu_without_a_figure_of_its_memory_is_shared_by_the_size_that_is_given() {
         prepare(scene);
         let profile = scene.path("unified.profile");
         std::fs::write(&profile, "unified = 0\n").unwrap();
+        // The scene's folder is root's, and so is this process.
+        let state = scene.path("unified");
+        std::fs::create_dir(&state).unwrap();
+        std::fs::set_permissions(&state, PermissionsExt::from_mode(0o1777)).unwrap();
         let run = |flags: &[&str], step: &str| {
             let mut client = client(scene, flags, &[], &[step]);
             let variables = [
                 ("SOFT_GPU_PROFILE", profile.clone()),
-                ("SOFT_GPU_STATE", scene.path("unified")),
+                ("SOFT_GPU_STATE", state.clone()),
             ];
             client.envs(variables);
             client
