@@ -83,10 +83,7 @@ fn a_gpu_without_a_figure_of_its_memory_is_shared_by_the_size_that_is_given() {
         std::fs::set_permissions(&state, PermissionsExt::from_mode(0o1777)).unwrap();
         let run = |flags: &[&str], step: &str| {
             let mut client = client(scene, flags, &[], &[step]);
-            let variables = [
-                ("SOFT_GPU_PROFILE", profile.clone()),
-                ("SOFT_GPU_STATE", state.clone()),
-            ];
+            let variables = [("SOFT_GPU_PROFILE", profile.clone()), ("SOFT_GPU_STATE", state.clone())];
             client.envs(variables);
             client
         };
