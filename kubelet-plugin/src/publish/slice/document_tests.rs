@@ -4,6 +4,7 @@ use super::*;
 use crate::publish::inventory::tests::gpu;
 use std::fmt::Write as _;
 use std::path::Path;
+use vgpu_api::capacity;
 
 const HEAD: &str = "# Devices
 
