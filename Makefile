@@ -1,6 +1,6 @@
 # The entry points. Each calls one script in build/, bench/ or gpu-check/, which documents how it can fail.
 .DEFAULT_GOAL := help
-.PHONY: help demo down test unit guest miri dist images release release-check release-test lint deny docs bench gpu-check clean
+.PHONY: help demo down test unit guest dmem miri dist images release release-check release-test lint deny docs bench gpu-check clean
 # One target at a time: each of them uses all cores by itself.
 .NOTPARALLEL:
 
@@ -22,6 +22,9 @@ unit: ## every test that needs neither a cluster nor a build of Kubernetes, and 
 
 guest: dist ## the demo and the machine's tests in a Debian 12 virtual machine (DEBIAN=13: 13), with a transcript; takes half an hour
 	@build/e2e.sh guest
+
+dmem: dist ## the driver's limit on a kernel with the controller dmem: runc and crun in user-mode Linux, which takes a quarter of an hour to build, once
+	@build/dmem.sh
 
 miri: ## the tests of unsafe code in an interpreter that finds undefined behaviour; needs nightly's miri, takes minutes
 	@build/test.sh miri

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures the figures of docs/benchmarks.md on this machine. One part alone:
-# `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`, `run.sh calls [--rounds N]`, `run.sh cluster`,
+# `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`, `run.sh calls [--rounds N]`,
+# `run.sh driver-limit [--starts N]`, `run.sh cluster`,
 # `run.sh translate`, `run.sh quota`, `run.sh usage` or `run.sh controller [--rounds N] [--pods N] [--nodes N]`.
 # The last five start clusters and always remove them. `run.sh compute` prints docs/compute-accuracy.md: a
 # simulation, and three minutes in real time.
@@ -18,9 +19,9 @@ case $part in
     "$CARGO_TARGET_DIR/release/vgpu-compute-sim"
     exec python3 bench/gpu_time.py
     ;;
-  library | controller | calls) ;;
-  allocator | cluster | translate | quota | usage | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library, calls and controller do" ;;
-  *) fail "$part: not a part; there are library, allocator, calls, cluster, translate, quota, usage, controller and compute" ;;
+  library | controller | calls | driver-limit) ;;
+  allocator | cluster | translate | quota | usage | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library, calls, driver-limit and controller do" ;;
+  *) fail "$part: not a part; there are library, allocator, calls, driver-limit, cluster, translate, quota, usage, controller and compute" ;;
 esac
 if runs library; then
   python3 bench/run.py "$@"
@@ -52,6 +53,27 @@ if runs calls; then
   sudo=()
   [ "$(id -u)" = 0 ] || sudo=(sudo) # mounting needs root
   "${sudo[@]}" "$CARGO_TARGET_DIR/programs/bench-calls" "$@"
+fi
+if runs driver-limit; then
+  build/prerequisites.sh demo
+  cargo build --quiet --workspace --bin vgpu-cache --bin vgpu-e2e --example dmem
+  sudo=()
+  [ "$(id -u)" = 0 ] || sudo=(sudo) # runc needs root
+  # In a PID namespace of its own, because the hook is given a /proc with few PIDs.
+  "${sudo[@]}" unshare --pid --fork --mount-proc bash -euc '
+    node=$(mktemp -d)
+    trap "rm -rf $node" EXIT
+    dist=$1 debug=$2 runc=$3
+    shift 3
+    release=$node/var/lib/vgpu/release libraries=$node/driver/usr/lib/x86_64-linux-gnu
+    mkdir -p "$release" "$libraries" "$node/vgpu/image"
+    cp "$dist"/{libvgpu.so,libvgpu-preload.so,vgpu-cdi-hook,vgpu-driver-limit} "$release"
+    cp "$dist"/soft-gpu/* "$libraries"
+    SOFT_GPU_STATE=$node/vgpu/soft-gpu "$debug/examples/dmem" "$node"
+    cp -a "$("$debug/vgpu-cache" coreutils)/." "$node/vgpu/image"
+    mkdir -p "$node/vgpu/image/proc" "$node/vgpu/image/dev"
+    python3 bench/driver_limit.py "$node" "$runc" "$@"
+  ' driver-limit "${VGPU_DIST:-$root/dist}" "$CARGO_TARGET_DIR/debug" "$(echo "$cache"/tools/runc-*/runc)" "$@"
 fi
 if runs cluster; then
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-prepare

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# prerequisites.sh local | build | demo | guest [--only-check]: checks this machine's programs for a share without a
-# cluster, for building dist/, for a cluster, or for an emulated machine with a cluster. It does not check rights and
-# sizes; `vgpu-e2e preflight` tries them.
+# prerequisites.sh local | build | demo | guest | dmem [--only-check]: checks this machine's programs for a share without
+# a cluster, for building dist/, for a cluster, for an emulated machine with a cluster, or for building a kernel. It does
+# not check rights and sizes; `vgpu-e2e preflight` tries them.
 #
 # Rust and Go are only reported if they are missing or too old, because distributions ship old versions. Everything
 # else is installed if apt and root (or sudo) are available, else reported; --only-check installs nothing. All missing
@@ -115,6 +115,11 @@ if [ "$mode" = guest ]; then
   need e2fsprogs "mke2fs" sh -c 'PATH=$PATH:/sbin:/usr/sbin command -v mke2fs'
   need util-linux "setpriv" sh -c 'command -v setpriv'
   [ "$(id -u)" = 0 ] || need uidmap "newuidmap" sh -c 'command -v newuidmap'
+fi
+if [ "$mode" = dmem ]; then
+  for program in make flex bison bc xz; do
+    need "${program/%xz/xz-utils}" "$program" sh -c "command -v $program"
+  done
 fi
 if [ ${#packages[@]} -gt 0 ] && { [ ${#missing[@]} -gt 0 ] || ! install_packages; }; then
   for entry in "${packages[@]}"; do

@@ -167,6 +167,7 @@ impl Prepared {
             nodes: 1,
             cdi: true,
             lists_processes: true,
+            limits_cgroups: false,
         }
     }
 }

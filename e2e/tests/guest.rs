@@ -100,6 +100,7 @@ impl Machine {
             .env("VGPU_GUEST_MEMORY", "6Gi")
             .env_remove("DEBIAN")
             .env_remove("VGPU_GUEST_DISK")
+            .env_remove("VGPU_GUEST_ONLY")
             .stdin(Stdio::null());
         command
     }
@@ -208,6 +209,12 @@ fn bad_values_are_refused_by_name_value_and_remedy() {
             "DEBIAN",
             "11",
             "DEBIAN (or --debian) is \"11\", which this check does not know: give 12 or 13",
+        ),
+        (
+            "VGPU_GUEST_ONLY",
+            "all",
+            "VGPU_GUEST_ONLY (or --only) is \"all\", which is no module that a guest tests: give one of machine, example, \
+             driver_limit",
         ),
     ] {
         let output = machine.guest().env(variable, value).output().unwrap();

@@ -222,6 +222,9 @@ pub struct Config {
     /// worst case of a real driver in a container, where a pod's process does not find itself. Most test clusters set
     /// it to false.
     pub lists_processes: bool,
+    /// The software GPU's driver limits the memory of cgroups, as one of r615 does (`memory_limits = misc`). It can where
+    /// the machine has cgroup v2 alone.
+    pub limits_cgroups: bool,
 }
 
 /// Checks the name, which becomes part of paths and of a cgroup's name.

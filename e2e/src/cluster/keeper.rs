@@ -275,7 +275,7 @@ impl Keeper<'_> {
         cgroup::add_node(&self.config.name, &node.name())?;
         components::write_node_files(&self.config, self.state, node)?;
         if let Gpu::Soft(from) = &self.config.gpu {
-            install_soft_gpu(self.state, node, from, self.config.lists_processes)?;
+            install_soft_gpu(&self.config, self.state, node, from)?;
         }
         let control_plane = self.init_pid(Member::ControlPlane)?;
         let enter = ["nsenter", "--target", &control_plane, "--net", "--pid", "--"];
@@ -489,7 +489,7 @@ impl Keeper<'_> {
 
 /// Installs the software GPU as a node's driver root: libraries in a distribution's folder, and a folder that all may
 /// write.
-fn install_soft_gpu(state: &State, node: Node, from: &Path, lists_processes: bool) -> Result<()> {
+fn install_soft_gpu(config: &Config, state: &State, node: Node, from: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let own = state.member(Member::Node(node));
     let at = |path: &str| own.var(path.trim_start_matches("/var/"));
@@ -502,9 +502,10 @@ fn install_soft_gpu(state: &State, node: Node, from: &Path, lists_processes: boo
     let shared = at(SOFT_GPU_STATE);
     fs::create_dir_all(&shared).context("cannot create the software GPU's state")?;
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).context("cannot open the software GPU's state")?;
-    let pids = if lists_processes { "own" } else { "none" };
-    fs::write(shared.join("profile"), format!("nvml_pids = {pids}\nnvlink = 0-1\n"))
-        .context("cannot write the software GPU's profile")?;
+    let pids = if config.lists_processes { "own" } else { "none" };
+    let limits = if config.limits_cgroups { "misc" } else { "none" };
+    let profile = format!("nvml_pids = {pids}\nmemory_limits = {limits}\nnvlink = 0-1\n");
+    fs::write(shared.join("profile"), profile).context("cannot write the software GPU's profile")?;
     // No two nodes have the same GPUs.
     fs::write(
         shared.join("machine-id"),

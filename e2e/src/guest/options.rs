@@ -22,6 +22,9 @@ pub struct Arguments {
     /// The program of the end-to-end tests, built for release; without it, only the demo is run.
     #[arg(long)]
     tests: Option<PathBuf>,
+    /// Only the tests of this module, without the demo: machine, example or driver_limit.
+    #[arg(long, env = "VGPU_GUEST_ONLY")]
+    only: Option<String>,
 }
 
 /// The checked command line.
@@ -31,7 +34,14 @@ pub(super) struct Options {
     pub(super) memory: u64,
     pub(super) disk: u64,
     pub(super) tests: Option<PathBuf>,
+    /// The modules of tests.
+    pub(super) modules: Vec<&'static str>,
+    /// Whether the demo is run too.
+    pub(super) has_demo: bool,
 }
+
+/// The modules of the tests that a guest runs.
+const MODULES: [&str; 3] = ["machine", "example", "driver_limit"];
 
 impl Options {
     pub(super) fn check(arguments: Arguments) -> Result<Self> {
@@ -41,7 +51,21 @@ impl Options {
                 tests.display()
             );
         }
+        let only = arguments.only.filter(|only| !only.is_empty());
+        let modules: Vec<&str> = MODULES
+            .into_iter()
+            .filter(|module| only.as_deref().is_none_or(|only| only == *module))
+            .collect();
+        if modules.is_empty() {
+            bail!(
+                "VGPU_GUEST_ONLY (or --only) is {:?}, which is no module that a guest tests: give one of {}",
+                only.unwrap_or_default(),
+                MODULES.join(", ")
+            );
+        }
         Ok(Self {
+            modules,
+            has_demo: only.is_none(),
             debian: Debian::parse(&arguments.debian)?,
             memory: size::parse(Resource::Memory, &arguments.memory)?,
             disk: size::parse(Resource::Disk, &arguments.disk)?,

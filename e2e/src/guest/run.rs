@@ -58,9 +58,7 @@ pub(super) fn all(options: &Options, cache: &Path) -> Result<bool> {
     let number = options.debian.number();
     let path = layout::output().join(format!("guest-debian-{number}.md"));
     let mut transcript = Transcript::new(&path)?;
-    transcript.line(&format!(
-        "# A guest with Debian {number}: the demo and the machine's tests"
-    ));
+    transcript.line(&format!("# A guest with Debian {number}"));
     transcript.heading("This machine");
 
     let image = rootfs::image(options.debian, options.disk, cache, &scratch, &mut |text| {
@@ -86,7 +84,11 @@ pub(super) fn all(options: &Options, cache: &Path) -> Result<bool> {
     }
     let before = guest.kept()?;
 
-    let mut failed = guest.demo_and_tests(&prepared, options.tests.as_deref())?;
+    let mut failed = Vec::new();
+    if options.has_demo {
+        failed.extend(guest.demo(&prepared)?);
+    }
+    failed.extend(guest.tests(options)?);
     guest.transcript.heading("Afterwards");
     failed.extend(guest.changed(&before)?);
     guest.show(
@@ -109,34 +111,30 @@ struct Guest<'a> {
 }
 
 impl Guest<'_> {
-    /// Runs the demo and the tests. Returns the names of those that failed.
-    fn demo_and_tests(&mut self, prepared: &Prepared, tests: Option<&Path>) -> Result<Vec<String>> {
-        let checkout = layout::workspace();
-        let cd = format!("cd {} && ", quoted(&checkout.display().to_string()));
-        let mut failed = Vec::new();
+    /// Runs the demo. Returns its name if it failed.
+    fn demo(&mut self, prepared: &Prepared) -> Result<Option<String>> {
         self.transcript.heading(&format!("The demo, as `{USER}`"));
-        let demo = prepared.program().strip_prefix(&checkout).unwrap_or(prepared.program());
-        if self.show(
-            &format!("{cd}{} demo", quoted(&demo.display().to_string())),
-            stretched(LONG),
-        )? != 0
-        {
-            failed.push("the demo".to_owned());
-        }
-        match tests {
-            Some(tests) => {
-                self.transcript
-                    .heading(&format!("The machine's tests and the examples, as `{USER}`"));
-                let left_out = left_out(tests)?;
-                let program = tests.strip_prefix(&checkout).unwrap_or(tests);
-                let command = format!("{cd}{} {left_out}", quoted(&program.display().to_string()));
-                if self.show(&command, stretched(LONG))? != 0 {
-                    failed.push("the tests".to_owned());
-                }
-            }
-            None => failed.push("the tests: --tests names no program".to_owned()),
-        }
-        Ok(failed)
+        let status = self.in_checkout(prepared.program(), "demo")?;
+        Ok((status != 0).then(|| "the demo".to_owned()))
+    }
+
+    /// Runs the tests. Returns their name if one failed.
+    fn tests(&mut self, options: &Options) -> Result<Option<String>> {
+        let Some(tests) = &options.tests else {
+            return Ok(Some("the tests: --tests names no program".to_owned()));
+        };
+        let modules = options.modules.join(", ");
+        self.transcript.heading(&format!("The tests of {modules}, as `{USER}`"));
+        let status = self.in_checkout(tests, &left_out(tests, &options.modules)?)?;
+        Ok((status != 0).then(|| "the tests".to_owned()))
+    }
+
+    /// Runs a program of the checkout there, and returns its status.
+    fn in_checkout(&mut self, program: &Path, arguments: &str) -> Result<i32> {
+        let checkout = layout::workspace();
+        let program = program.strip_prefix(&checkout).unwrap_or(program);
+        let [folder, program] = [&*checkout, program].map(|path| quoted(&path.display().to_string()));
+        self.show(&format!("cd {folder} && {program} {arguments}"), stretched(LONG))
     }
 
     /// Compares the facts that must be the same at the end. Returns the differences.
@@ -208,26 +206,20 @@ impl Guest<'_> {
     }
 }
 
-/// Options that make the test program skip every module except [`WANTED`].
-fn left_out(tests: &Path) -> Result<String> {
+/// Options that make the test program skip every module except these.
+fn left_out(tests: &Path, wanted: &[&str]) -> Result<String> {
     let listed = shell::output(&mut shell::command(tests, ["--list"]))?;
     let mut modules: Vec<&str> = listed
         .lines()
         .filter_map(|line| Some(line.split_once("::")?.0))
         .collect();
     modules.dedup();
-    for wanted in WANTED {
-        ensure!(
-            modules.contains(&wanted),
-            "{} has no tests of {wanted}.rs",
-            tests.display()
-        );
+    for one in wanted {
+        ensure!(modules.contains(one), "{} has no tests of {one}.rs", tests.display());
     }
-    let others = modules.iter().filter(|module| !WANTED.contains(module));
+    let others = modules.iter().filter(|module| !wanted.contains(module));
     Ok(others.map(|module| format!(" --skip {module}::")).collect())
 }
-
-const WANTED: [&str; 2] = ["machine", "example"];
 
 /// Git's description of the checkout.
 fn commit() -> String {

@@ -24,6 +24,7 @@
 //! plugin_storm.rs pods created and deleted while the plugin is killed every 2 s
 //! upgrades.rs   upgrade and rollback under load, and releases that never get ready
 //! softgpu.rs    software GPUs that the chart puts on the node
+//! driver_limit.rs a driver that limits cgroups itself, on machines with cgroup v2 alone
 //! node_faults.rs no API server, a reboot, a full disk, a replaced driver
 //! truth.rs      conditions of claims, and pods that bypass the library or use a GPU without a claim
 //! health.rs     faults of GPUs: taints, health in pods' status, recovery
@@ -45,6 +46,7 @@ mod checker;
 mod containers;
 mod controller;
 mod dialects;
+mod driver_limit;
 mod elsewhere;
 mod example;
 mod explain;
@@ -262,6 +264,8 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Quota, "kueue", kueue::ON_KUBE_SCHEDULER),
         // It changes the plugin of its cluster permanently, so it is the last one there.
         (Part::Observed, "truth", truth::TESTS),
+        // On a cluster of its own, where the machine can have one.
+        (Part::Observed, "driver_limit", driver_limit::TESTS),
         (Part::Translating, "platforms", platforms::TESTS),
         (Part::Translating, "translate", translate::TESTS),
     ];

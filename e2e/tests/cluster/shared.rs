@@ -26,6 +26,7 @@ static CLUSTER: Slot = Mutex::new(None);
 static CONTROLLER: Slot = Mutex::new(None);
 static TRANSLATING: Slot = Mutex::new(None);
 static OBSERVED: Slot = Mutex::new(None);
+static LIMITED: Slot = Mutex::new(None);
 
 /// A cluster with this project on it.
 pub(crate) struct Installed {
@@ -78,6 +79,11 @@ pub(crate) fn observed() -> Result<&'static Installed> {
     in_slot_with(&OBSERVED, "observed", &[], |_| {})
 }
 
+/// The cluster whose driver limits cgroups itself and lists processes. It has the chart's own values.
+pub(crate) fn limited() -> Result<&'static Installed> {
+    in_slot_with(&LIMITED, "limited", &[], |config| config.limits_cgroups = true)
+}
+
 /// The cluster of a slot, started by the first test that needs it. If the start fails, all of these tests fail. Its
 /// driver lists no processes, so that limits are tested where the plugin cannot compare them with the driver's figures.
 fn in_slot(slot: &Slot, of: &str, values: &[&str]) -> Result<&'static Installed> {
@@ -105,6 +111,7 @@ pub(crate) fn end() -> Result<()> {
         ("controlled", &CONTROLLER),
         ("translating", &TRANSLATING),
         ("observed", &OBSERVED),
+        ("limited", &LIMITED),
     ];
     let mut ended = Ok(());
     for (of, slot) in clusters {

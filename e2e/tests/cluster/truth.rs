@@ -31,12 +31,13 @@ pub(crate) const TESTS: &[Test] = &[
 pub(crate) const WITHOUT_PROCESSES: &[Test] = &[("a_driver_that_hides_processes_leaves_memory_unknown", hidden)];
 
 /// Sets D to the folder of the real driver, and creates a loader that reads no list.
-const LOADER: &str = "D=$(ls -d /dev/vgpu/.driver /usr/lib/vgpu/driver 2>/dev/null | head -n 1); \
+pub(crate) const LOADER: &str = "D=$(ls -d /dev/vgpu/.driver /usr/lib/vgpu/driver 2>/dev/null | head -n 1); \
                       python3 /kit/loader.py /lib64/ld-linux-x86-64.so.2 /tmp/ld.so; ";
-const AROUND: &str = "exec /tmp/ld.so /usr/bin/python3 /kit/around.py $D/libcuda.so.1 2";
+pub(crate) const AROUND: &str = "exec /tmp/ld.so /usr/bin/python3 /kit/around.py $D/libcuda.so.1 2";
 
-fn programs(kube: &Kube<'_>) -> Result<()> {
-    let kit = json!({
+/// The ConfigMap with the programs of tenants.
+pub(crate) fn kit() -> Value {
+    json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "kit"},
@@ -44,13 +45,17 @@ fn programs(kube: &Kube<'_>) -> Result<()> {
             "loader.py": include_str!("attacks/loader.py"),
             "around.py": include_str!("attacks/around.py"),
         },
-    });
+    })
+}
+
+fn programs(kube: &Kube<'_>) -> Result<()> {
+    let kit = kit();
     let small = template("t", "vgpu", json!({"memory": "1Gi", "cores": "10"}), &[]);
     kube.apply(&format!("{kit}\n---\n{small}"))
 }
 
 /// A pod of the client image that runs this script beside the programs.
-fn scripted(name: &str, script: &str) -> Value {
+pub(crate) fn scripted(name: &str, script: &str) -> Value {
     let text = pod(name, "client", &["sh", "-c", script], "t");
     let mut object: Value = serde_json::from_str(text.trim_end_matches("\n---\n")).unwrap_or_default();
     object["spec"]["volumes"] = json!([{"name": "kit", "configMap": {"name": "kit"}}]);
@@ -59,7 +64,7 @@ fn scripted(name: &str, script: &str) -> Value {
 }
 
 /// The claim of a pod.
-fn claim(kube: &Kube<'_>, name: &str) -> Result<Value> {
+pub(crate) fn claim(kube: &Kube<'_>, name: &str) -> Result<Value> {
     let found = kube.get(&["pod", name])?;
     let claim = found["status"]["resourceClaimStatuses"][0]["resourceClaimName"].as_str();
     kube.get(&["resourceclaim", claim.context("the pod has no claim yet")?])
@@ -72,26 +77,31 @@ fn condition(claim: &Value, kind: &str) -> Option<(String, String)> {
     Some((one["status"].as_str()?.to_owned(), one["reason"].as_str()?.to_owned()))
 }
 
-fn becomes(kube: &Kube<'_>, name: &str, kind: &str, status: &str, reason: &str) -> Result<Value> {
+pub(crate) fn becomes(kube: &Kube<'_>, name: &str, kind: &str, status: &str, reason: &str) -> Result<Value> {
     let expected = Some((status.to_owned(), reason.to_owned()));
-    wait(LIMIT, &format!("{kind} {status} {reason} of {name}'s claim"), || {
-        let claim = claim(kube, name)?;
-        let found = condition(&claim, kind);
-        ensure!(found == expected, "it is {found:?}");
-        Ok(Some(claim))
-    })
+    // The driver's own limits are read every 45 s.
+    wait(
+        LIMIT * 2,
+        &format!("{kind} {status} {reason} of {name}'s claim"),
+        || {
+            let claim = claim(kube, name)?;
+            let found = condition(&claim, kind);
+            ensure!(found == expected, "it is {found:?}");
+            Ok(Some(claim))
+        },
+    )
 }
 
 /// Waits for an event on a pod, and returns its text.
-fn event(kube: &Kube<'_>, name: &str, reason: &str) -> Result<String> {
+pub(crate) fn event(kube: &Kube<'_>, name: &str, reason: &str) -> Result<String> {
     let of = format!("--field-selector=involvedObject.name={name},reason={reason}");
-    wait(LIMIT, &format!("the event {reason} on {name}"), || {
+    wait(LIMIT * 2, &format!("the event {reason} on {name}"), || {
         let events = kube.get(&["events", &of])?;
         Ok(events["items"][0]["message"].as_str().map(str::to_owned))
     })
 }
 
-fn logs(kube: &Kube<'_>, name: &str, line: &str) -> Result<()> {
+pub(crate) fn logs(kube: &Kube<'_>, name: &str, line: &str) -> Result<()> {
     wait(LIMIT, &format!("{name} to print {line:?}"), || {
         Ok(kube.logs(name, None)?.lines().any(|found| found == line).then_some(()))
     })

@@ -17,6 +17,9 @@ use tokio::task::JoinHandle;
 const EVERY: Duration = Duration::from_secs(45);
 const VALID: Duration = Duration::from_secs(60);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
+/// Questions after the node's last claim has ended. A question removes the records of pods that have ended, and kubelet
+/// removes a pod's cgroup some time after its claims.
+const AFTER_THE_LAST: u8 = 2;
 const _: () = assert!(EVERY.as_secs() + ANSWERS_WITHIN.as_secs() <= VALID.as_secs());
 
 /// Asks the driver, sets limits again that were changed, and returns what `vgpu-driver-limit check` printed. None: this
@@ -56,6 +59,8 @@ pub(super) struct Reader {
     /// When it was asked.
     last: Option<Instant>,
     running: Option<JoinHandle<Printed>>,
+    /// Questions that are still due on a node without claims.
+    remaining: u8,
     known: ReadBack,
     /// The last line in the log.
     logged: Option<String>,
@@ -80,11 +85,17 @@ impl Reader {
         let is_due = self
             .last
             .is_none_or(|last| now.saturating_duration_since(last) >= EVERY);
+        if has_claims {
+            self.remaining = AFTER_THE_LAST;
+        }
         if let Some(question) = &self.question
             && is_due
-            && has_claims
+            && (has_claims || self.remaining > 0)
             && self.running.is_none()
         {
+            if !has_claims {
+                self.remaining -= 1;
+            }
             let question = question.clone();
             self.last = Some(now);
             self.running = Some(tokio::task::spawn_blocking(move || question()));
@@ -154,7 +165,12 @@ mod tests {
         }
 
         async fn at(&mut self, seconds: u64) -> &'static str {
-            let known = self.reader.turn(self.start + Duration::from_secs(seconds), true).await;
+            self.turn(seconds, true).await
+        }
+
+        async fn turn(&mut self, seconds: u64, has_claims: bool) -> &'static str {
+            let now = self.start + Duration::from_secs(seconds);
+            let known = self.reader.turn(now, has_claims).await;
             match known {
                 ReadBack::NoSuchLimit => "no such limit",
                 ReadBack::Unknown => "unknown",
@@ -215,6 +231,23 @@ mod tests {
         asked.answer(None).await;
         assert_eq!(asked.at(137).await, "no such limit");
         assert_eq!(asked.reader.logged, None);
+    }
+
+    #[tokio::test]
+    async fn after_the_last_claim_it_asks_twice_more_so_that_records_are_removed() {
+        let mut asked = Asked::new();
+        asked.at(0).await;
+        asked.answer(Some(Ok(LINE.into()))).await;
+        for (seconds, questions) in [(45, 2), (90, 3)] {
+            asked.turn(seconds, false).await;
+            asked.answer(Some(Ok(Vec::new()))).await;
+            assert_eq!(asked.questions(), questions);
+        }
+        asked.turn(135, false).await;
+        assert!(asked.reader.running.is_none());
+        asked.at(136).await;
+        asked.answer(Some(Ok(LINE.into()))).await;
+        assert_eq!(asked.questions(), 4);
     }
 
     #[tokio::test]

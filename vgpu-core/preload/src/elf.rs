@@ -76,9 +76,14 @@ unsafe fn entries(dynamic: *const Dynamic) -> impl Iterator<Item = Dynamic> {
     })
 }
 
-/// glibc replaces these offsets by addresses in memory; other loaders and the vDSO do not.
+/// glibc replaces these offsets by addresses in memory; other loaders and the vDSO do not. That of user-mode Linux is linked
+/// for addresses of the kernel, which no object has: its offsets are negative.
 fn address(base: usize, value: usize) -> usize {
-    if value < base { base + value } else { value }
+    if value < base || isize::try_from(value).is_err() {
+        base.wrapping_add(value)
+    } else {
+        value
+    }
 }
 
 /// Base address and tables of an object.

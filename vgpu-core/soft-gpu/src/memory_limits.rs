@@ -14,10 +14,13 @@
 //! living processes have, so they end with the process. While limits are supported, allocations of all processes of the
 //! folder take turns (the folder's lock), so a limit holds to the granule.
 //!
-//! Different from a real driver: a kernel's real dmem controller is not used, so `dmem` needs a tree of plain folders.
-//! A process that moves to another cgroup takes its charges with it at its next allocation. With `misc`, a process that
-//! allocated before the limit was set and frees that memory is charged less by as much. A soft limit is kept and
-//! returned, and has no effect.
+//! With `dmem`, the cgroup may be a real one, if the kernel has the controller and knows this GPU's memory by its name
+//! (`build/dmem.sh`): limits are set and read there, and what the kernel has charged is added to what is in use.
+//!
+//! Different from a real driver: nothing is charged to a kernel's controller, and a process in a cgroup namespace is held
+//! by the limits that it can see there, its own cgroup's alone. A process that moves to another cgroup takes its charges
+//! with it at its next allocation. With `misc`, a process that allocated before the limit was set and frees that memory is
+//! charged less by as much. A soft limit is kept and returned, and has no effect.
 
 use std::fs;
 use std::io;
@@ -37,6 +40,8 @@ pub const NO_LIMIT: u64 = u64::MAX;
 const TABLE: &str = "memory-limits";
 const HARD_FILE: &str = "dmem.max";
 const SOFT_FILE: &str = "dmem.min";
+/// What a kernel has charged. Plain folders have no such file.
+const USED_FILE: &str = "dmem.current";
 
 /// Bytes; [`NO_LIMIT`]: none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +125,11 @@ impl State {
                 entry.ok_or(Refused::NotSupported)?.limits
             }
         };
-        Ok((limits, self.charged(gpu, own.id)))
+        let of_kernel = match way {
+            Way::Dmem => read_line(&own.folder, USED_FILE, &self.region(gpu)),
+            Way::Misc => None,
+        };
+        Ok((limits, self.charged(gpu, own.id) + of_kernel.unwrap_or(0)))
     }
 
     /// Cuts the bytes that a program is told of a GPU to the limit of the calling process's cgroup: of the next one
@@ -285,9 +294,12 @@ fn not_root(folder: &Path) -> Result<Vec<Cgroup>, Refused> {
     }
 }
 
-/// Whether a cgroup's parent enables the controller for its children. A plain file has what was written last to it, such
-/// as `+dmem`; the kernel's lists names.
+/// Whether a cgroup's parent enables the controller for its children. A kernel's cgroup then has the controller's files,
+/// also where a cgroup namespace hides the parent. A plain file has what was written last to it, such as `+dmem`.
 fn has_dmem(cgroup: &Cgroup) -> bool {
+    if is_of_kernel(&cgroup.folder) {
+        return true;
+    }
     let Some(parent) = cgroup.folder.parent() else {
         return false;
     };
@@ -297,6 +309,10 @@ fn has_dmem(cgroup: &Cgroup) -> bool {
         "-dmem" => false,
         _ => on,
     })
+}
+
+fn is_of_kernel(folder: &Path) -> bool {
+    folder.join(USED_FILE).exists()
 }
 
 /// Reads a region's line `REGION BYTES|max` of a file of dmem; None if there is none.
@@ -311,9 +327,17 @@ fn read_line(folder: &Path, file: &str, region: &str) -> Option<u64> {
     }
 }
 
-/// Writes a region's line, or removes it if the value is the default. A file without lines is removed, so that a folder
-/// without limits can be.
+/// Writes a region's line. In a plain folder, a line with the default is removed, and so is a file without lines, so that a
+/// folder without limits can be. A kernel takes one line at each write, and keeps those of other regions.
 fn write_line(folder: &Path, file: &str, region: &str, bytes: u64, default: u64) -> io::Result<()> {
+    if is_of_kernel(folder) {
+        let value = if bytes == NO_LIMIT {
+            "max".to_owned()
+        } else {
+            bytes.to_string()
+        };
+        return fs::write(folder.join(file), format!("{region} {value}"));
+    }
     let before = fs::read_to_string(folder.join(file)).unwrap_or_default();
     let of_others = before.lines().filter(|line| line.split(' ').next() != Some(region));
     let own = (bytes != default).then(|| format!("{region} {bytes}"));
@@ -632,6 +656,27 @@ mod tests {
         let one = machine.process("pod/one");
         one.grow(0, 100).unwrap();
         assert_eq!(one.grow(0, 1), Err(Full));
+    }
+
+    #[test]
+    fn a_kernels_files_are_written_a_line_at_a_time_and_its_charges_are_in_use() {
+        let machine = Machine::new("dmem");
+        let region = machine.state().region(0);
+        let put = |file: &str, text: &str| fs::write(machine.at("pod/one").join(file), text).unwrap();
+        put("dmem.current", &format!("another 7\n{region} {}\n", 30 * UNIT));
+        machine.set("pod/one", 100 * UNIT).unwrap();
+        let written = |file: &str| fs::read_to_string(machine.at("pod/one").join(file)).unwrap();
+        assert_eq!(written("dmem.max"), format!("{region} {}", 100 * UNIT));
+        assert_eq!(written("dmem.min"), format!("{region} 0"));
+        let one = machine.process("pod/one");
+        one.grow(0, 10).unwrap();
+        assert_eq!(machine.get("pod/one"), Ok((100 * UNIT, 40 * UNIT)));
+        // In a cgroup namespace the parent, which enables the controller, is not seen.
+        fs::remove_file(machine.at("pod/cgroup.subtree_control")).unwrap();
+        assert_eq!(one.grow(0, 91), Err(Full));
+        machine.set("pod/one", NO_LIMIT).unwrap();
+        assert_eq!(written("dmem.max"), format!("{region} max"), "the file is the kernel's");
+        assert_eq!(machine.get("pod/one"), Ok((NO_LIMIT, 40 * UNIT)));
     }
 
     #[test]
