@@ -90,6 +90,7 @@ fn put_share(folder: &Path, share: &Share) -> Result<()> {
 fn cdi_spec(driver: &Driver, claim: &str, share: &Share) -> Spec {
     let claim_dir = Path::new(NODE_CLAIMS_DIR).join(claim);
     let inputs = Inputs {
+        metadata: &[],
         claim_dir: &claim_dir,
         gpus_dir: Path::new(NODE_GPUS_DIR),
         library: Path::new(RELEASE),
