@@ -1394,7 +1394,7 @@ fn a_probe_that_fails_says_why_of_each_gpu_and_leaves_nothing() {
             panic!("three answers")
         };
         assert!(
-            matches!(lost, DriverLimit::None(why) if why.contains("NVML_ERROR_GPU_IS_LOST")),
+            matches!(lost, DriverLimit::Unknown(why) if why.contains("NVML_ERROR_GPU_IS_LOST")),
             "{lost:?}"
         );
         let expected = "GPU GPU-none: NVML_ERROR_NOT_FOUND";

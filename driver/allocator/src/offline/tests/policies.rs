@@ -55,7 +55,7 @@ fn affinity_is_kept_where_it_can_be_and_given_up_where_it_cannot() {
         let mut gpu = gpu(name, "80Gi");
         gpu["attributes"]["resource.kubernetes.io/numaNode"] = json!({"int": numa});
         gpu["attributes"]["resource.kubernetes.io/pcieRoot"] = json!({"string": format!("pci{numa}")});
-        gpu["attributes"]["nvlinkClique"] = json!({"string": format!("GPU-{numa}")});
+        gpu["attributes"]["dra.vgpu/nvlinkClique"] = json!({"string": format!("GPU-{numa}")});
         gpu
     };
     // Sorted by memory left alone, c and a would come first.
