@@ -42,7 +42,7 @@ pub struct Gpu {
     pub cuda_version: (i32, i32),
     /// Memory for shares, in whole MiB: by NVML total minus reserved.
     pub memory: u64,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "MemorySource::is_nvml")]
     pub memory_source: MemorySource,
     /// Domain, bus, device and function as the kernel writes them: `0000:3b:00.0`.
     pub pci_bus_id: Option<String>,

@@ -39,6 +39,11 @@ impl MemorySource {
             Self::Configured => "configured",
         }
     }
+
+    /// Records leave out what is usual.
+    pub(super) fn is_nvml(&self) -> bool {
+        *self == Self::Nvml
+    }
 }
 
 // === impl MemorySizes ===
