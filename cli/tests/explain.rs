@@ -499,7 +499,7 @@ fn what_keeps_a_pod_from_its_gpu_is_never_everything() {
     assert_eq!(code, Some(1));
 }
 
-/// Of a pod whose GPU is lost, `explain` without a name does not say that it waits.
+/// `explain` without a name does not say of a pod on a lost GPU that it waits.
 #[test]
 fn a_pod_that_runs_on_a_lost_gpu_does_not_wait() {
     let lost = KEPT_AWAY.trim().split(" | ").next().unwrap();

@@ -49,7 +49,7 @@ disable() {
   done
 }
 
-# Whether a cgroup's children have dmem.
+# Returns true if a cgroup's children have dmem.
 enabled() {
   case " $(cat "$1/cgroup.subtree_control") " in *' dmem '*) echo yes ;; *) echo no ;; esac
 }
@@ -139,7 +139,7 @@ together() { # RUNTIME MANAGER
   ok "$with: a check sets it again" "set-again held" "$(checked)"
   ok "$with: dmem.max of the container, MiB" $LIMIT "$(of dmem.max "$leaf")"
   ok "$with: the next check" "held held" "$(checked)"
-  # What it has stays charged to the pod alone.
+  # The memory that it holds stays charged to the pod alone.
   : >/run/shared/again
   until_there held
 

@@ -1,4 +1,4 @@
-//! What a ResourceSlice says of a GPU's capacity: for the plugin, which publishes it, and for templates of nodes.
+//! A GPU's capacity as a ResourceSlice has it, for the plugin, which publishes it, and for templates of nodes.
 
 use std::collections::BTreeMap;
 

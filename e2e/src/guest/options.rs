@@ -36,7 +36,7 @@ pub(super) struct Options {
     pub(super) tests: Option<PathBuf>,
     /// The modules of tests.
     pub(super) modules: Vec<&'static str>,
-    /// Whether the demo is run too.
+    /// True: the demo runs too.
     pub(super) has_demo: bool,
 }
 

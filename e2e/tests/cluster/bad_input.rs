@@ -309,7 +309,7 @@ fn without_driver_limit() -> Result<()> {
     })
 }
 
-/// What the probe finds on nodes of this machine: the kind of its cgroups, and with version 2 alone the software GPU's answer.
+/// Returns the probe's reason on nodes of this machine: the kind of its cgroups, and with version 2 alone the software GPU's answer.
 fn why_no_driver_limit() -> Result<&'static str> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
     let mounts: Vec<&str> = mounts.lines().filter(|line| line.contains(" - cgroup2 ")).collect();
