@@ -99,8 +99,8 @@ checked() { # the states that a check prints: the container's and its pod's
 # === Tests
 
 probe() {
-  ok "probe: who limits cgroups here" dmem "$("$HOOK" probe --gpu "$GPU" $NODE 2>&1)"
-  ok "the same from another namespace of mounts, as the plugin's" dmem \
+  has "probe: who limits cgroups here" '"driverLimit":"dmem"' "$("$HOOK" probe --gpu "$GPU" $NODE 2>&1)"
+  has "the same from another namespace of mounts, as the plugin's" '"driverLimit":"dmem"' \
     "$(unshare --mount "$HOOK" enter 1 "$HOOK" probe --gpu "$GPU" $NODE 2>&1)"
   ok "cgroups of probes that are left" '' "$(cd $CGROUPS && echo vgpu-probe-*/ | sed 's#vgpu-probe-\*/##')"
 }
