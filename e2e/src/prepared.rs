@@ -51,7 +51,7 @@ pub struct Prepared {
     pub gpu: Gpu,
     pause: PathBuf,
     pub images: Built,
-    /// What [`Prepared::build_beside`] built, by name.
+    /// The programs that [`Prepared::build_beside`] built, by name.
     #[serde(default)]
     pub beside: BTreeMap<String, Beside>,
     owner: Option<(u32, u32)>,

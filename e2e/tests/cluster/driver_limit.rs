@@ -69,7 +69,7 @@ fn uid_of(claim: &Value) -> String {
     claim["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
 }
 
-/// What `vgpu-driver-limit check` says on the node of the containers of a claim. It sets lost limits again.
+/// Runs `vgpu-driver-limit check` on the node, which also sets lost limits again. Returns its answers for a claim's containers.
 fn checked(cluster: &Cluster, claim_uid: &str) -> Result<Vec<Value>> {
     let (file, spec) = node::cdi_spec(cluster, claim_uid)?;
     let spec: Value = serde_json::from_str(&spec).with_context(|| format!("{file} is no JSON"))?;
@@ -229,7 +229,7 @@ fn booted() -> Result<()> {
     })
 }
 
-/// What the folder of records has.
+/// Returns the names in the folder of records.
 fn records(node: &NodeHandle<'_>) -> Result<Vec<String>> {
     let entries = fs::read_dir(node.path_inside(RECORDS)?);
     let names = entries.into_iter().flatten().flatten();

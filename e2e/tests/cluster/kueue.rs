@@ -136,7 +136,7 @@ impl<'a> Kueue<'a> {
         }
     }
 
-    /// What explains a failure.
+    /// Returns the objects that explain a failure, as text.
     fn state(&self, kube: &Kube<'_>) -> String {
         let mut text = String::new();
         for (kube, words) in [
@@ -329,7 +329,7 @@ fn group_starts_whole(kube: &Kube<'_>) -> Result<()> {
     wait_running(kube, "group", 0)
 }
 
-/// What Kueue cannot count it does not start: a claim by name, alternatives, a class without a mapping.
+/// Kueue does not start pods whose claims it cannot count: a claim by name, alternatives, a class without a mapping.
 fn not_counted(kube: &Kube<'_>) -> Result<()> {
     let part = |class: &str| json!({"deviceClassName": class, "capacity": {"requests": {"memory": "5Gi"}}});
     let claim = |requests: Value| json!({"devices": {"requests": requests}});

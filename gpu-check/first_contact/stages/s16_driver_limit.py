@@ -17,9 +17,9 @@ STEP = "the driver limits a cgroup"
 FUNCTION = "nvmlDeviceSetMemoryLimits_v1"
 # Exit statuses of the program: the answer is no, and there is no answer.
 REFUSED, NO_ANSWER = 1, 3
-# What it says of a GPU where there is nothing to find out.
+# Its answers for a GPU that has nothing to test.
 ABSENT = ("MIG mode", "NVML_ERROR_NOT_SUPPORTED")
-# What it says of a machine where there is nothing to find out: an older driver, another hierarchy of cgroups.
+# Its answers for a machine that has nothing to test: an older driver, another hierarchy of cgroups.
 UNABLE = ("older than r615", "cgroup v1", "hybrid", "of the hierarchy is mounted")
 # Runtimes that run createRuntime hooks of CDI in the node's namespaces.
 RUNTIMES = ("runc", "crun")

@@ -83,7 +83,7 @@ pub(crate) struct Serve {
     pub(crate) soft_gpu: Option<PathBuf>,
     /// The folder that it has locked as long as it lives.
     pub(crate) alone: Option<PathBuf>,
-    /// By what its waits are divided.
+    /// Its waits are divided by this.
     pub(crate) hurry: u32,
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct Node {
     pub(crate) soft_gpu: Option<PathBuf>,
     pub(crate) cgroups: PathBuf,
     pub(crate) proc: PathBuf,
-    /// By what waits are divided, at least 1.
+    /// Waits are divided by this, at least 1.
     pub(crate) hurry: u32,
 }
 

@@ -90,6 +90,7 @@ mod tests {
     use crate::dra::share::tests::share;
     use crate::publish::inventory::tests::gpu;
     use vgpu_node::driver_limit::DriverLimit;
+    use vgpu_node::gpus::MemorySource;
 
     #[test]
     fn a_claim_gets_the_hook_that_its_shares_and_gpus_need() {
@@ -99,6 +100,10 @@ mod tests {
         };
         let [able, unable, unknown] =
             [Some(DriverLimit::Misc), Some(DriverLimit::None("old".into())), None].map(limits);
+        let lowered = Gpu {
+            memory_source: MemorySource::Lowered,
+            ..able.clone()
+        };
         let part = share("s1");
         let whole = Share {
             memory: gpu(0).memory,
@@ -119,6 +124,8 @@ mod tests {
             (vec![(&part, &unable)], None),
             (vec![(&part, &unknown)], None),
             (vec![(&whole, &able)], Some(Command::Lift)),
+            // The system keeps the rest of the GPU, so all that is for shares is a part of it.
+            (vec![(&whole, &lowered)], set(false)),
             (vec![(&monitor, &able)], Some(Command::Lift)),
             (vec![(&monitor, &unable), (&whole, &unable)], None),
             (vec![(&whole, &able), (&part, &able)], set(false)),

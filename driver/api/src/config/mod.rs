@@ -73,7 +73,7 @@ pub enum MemoryPolicy {
     Oversubscribe { host_memory: u64 },
 }
 
-/// Whether containers of a share may start without the driver's own memory limit, which stands behind the library's.
+/// How a container starts where the driver cannot limit its memory: with the library's limit alone, or not at all.
 /// Ordered from loose to tight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemoryEnforcement {

@@ -23,7 +23,7 @@ const FIELDS: &[&str] = &[
     "reportAs",
     "driverCapabilities",
 ];
-/// What has no limit, for messages.
+/// A device without a limit, in the words of messages.
 pub(super) const AN_EXCLUSIVE_GPU: &str = "an Exclusive GPU";
 
 const MEMORY_FIELDS: &[&str] = &["type", "hostMemory"];

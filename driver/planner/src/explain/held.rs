@@ -34,7 +34,7 @@ pub struct HeldDevice {
     pub taints: Vec<String>,
     /// The conditions that the node reports for the share.
     pub conditions: Vec<HeldCondition>,
-    /// Who enforces the memory limit. Absent while that is not known, and while the limit is not enforced.
+    /// The enforcer of the memory limit. Absent while it is not known, and while the limit is not enforced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_enforced_by: Option<MemoryWall>,
     /// Absent while it is not known.
@@ -42,7 +42,7 @@ pub struct HeldDevice {
     pub used: Option<ShareUse>,
 }
 
-/// Who enforces a memory limit: the reason of the condition MemoryEnforced while that is True (docs/truth.md).
+/// The enforcer of a memory limit: the reason of the condition MemoryEnforced while it is True (docs/truth.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum MemoryWall {
     /// libvgpu.so in the container.
