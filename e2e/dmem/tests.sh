@@ -157,11 +157,12 @@ gone() { # RUNTIME MANAGER
   mv "/run/vgpu/claims/$claim/s1/limits" /run/kept
   ok "$with: a claim whose limits file is gone starts nothing" '' "$(start "$name" $1 $2 claim-2 mib)"
   mv /run/kept "/run/vgpu/claims/$claim/s1/limits"
-  # crun does not pass on what a hook prints.
+  # crun does not pass on what a hook prints: the plugin makes an event of the claim's file.
   case $1 in
     runc) has "$with: and says why" "$claim" "$(grep -o 'vgpu-driver-limit: .*again' "/run/bundles/$name/stderr")" ;;
     crun) has "$with: and names the hook" vgpu-driver-limit "$(cat "/run/bundles/$name/stderr")" ;;
   esac
+  has "$with: and the claim's directory has the reason" "$claim" "$(cat "/run/vgpu/claims/$claim/not-started")"
 }
 
 # Programs of the software GPU, which reads the same limit: the library's comes first, and who goes around it meets the kernel's.

@@ -8,7 +8,7 @@
 //!  arguments ──► --library ──────────────────────────────────────────► merge ──► list_mount ──► <root>/etc/ld.so.preload
 //!                                                                      params ──► list_mount ──► <root>/proc/driver/nvidia/params
 //!               --file     mounts of the CDI spec in <root>/dev/vgpu/.lib and .driver
-//!               --report   ◄── a file, if no loader of the image reads the list
+//!               --report   ◄── a file, if no loader of the image reads the list, or the container does not start
 //! ```
 //!
 //! The runtime calls it after creating the container's namespaces and mounts (so CDI's mounts exist) and before
@@ -27,7 +27,7 @@
 //! - an image without glibc: no program of it reads the list, and the report says so;
 //! - a CDI spec without /dev/vgpu, which something else wrote: the error line says so;
 //! - volumes at /dev or /etc, over the folder of shares or in it, and anything else: exit status 1 and one line that
-//!   names the container, the file and the remedy. The runtime copies it into the pod's event.
+//!   names the container, the file and the remedy, also in the report. runc copies it into the pod's event.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -83,7 +83,11 @@ pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Resul
     match Command::parse(arguments)? {
         Command::Help => Ok(arguments::HELP.to_owned()),
         Command::Version => Ok(format!("vgpu-cdi-hook {}\n", env!("CARGO_PKG_VERSION"))),
-        Command::Preload(preload) => preload_library(&preload, stdin).map(|()| String::new()),
+        Command::Preload(preload) => {
+            let done = preload_library(&preload, stdin);
+            done.inspect_err(|error| report::not_started(preload.report.as_deref(), error))?;
+            Ok(String::new())
+        }
     }
 }
 

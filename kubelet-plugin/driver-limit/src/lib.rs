@@ -27,7 +27,7 @@
 //! How it fails:
 //! - Without `--required`: the container starts, a file in the claim's directory says why, and neither it nor its pod has a limit
 //!   any more, which would lack the claim's shares. With it: exit status 1 and one line that names the
-//!   container, the object and the remedy.
+//!   container, the object and the remedy, on stderr and in the claim's directory.
 //! - The driver hangs: it is asked in a child process, and given up on (`clock`). Nobody waits longer for the lock either. The
 //!   exit status tells that from a refusal (`vgpu_node::driver_limit`).
 //! - Killed at any time: the runtime ends the container. The pod's record may name a share that did not start, so the
@@ -120,11 +120,11 @@ fn for_container(stdin: impl Read, work: impl Fn(&Container) -> Result<(), Reaso
     })
 }
 
-/// The output of a hook. Unless the limit is required, an error goes to a file in the claim's directory.
+/// The output of a hook. Reports an error in the claim's directory. Unless the limit is required, it is none then.
 fn reported(claim: &Path, is_required: bool, done: Result<(), Error>) -> Result<String, Error> {
     match done {
         Err(error) if !is_required => report::write(Some(claim), &error),
-        done => done?,
+        done => done.inspect_err(|error| report::not_started(claim, error))?,
     }
     Ok(String::new())
 }

@@ -1,9 +1,10 @@
-//! Says that a container started without the driver's limit, where that is allowed.
+//! Says that a container started without the driver's limit, where that is allowed, or that it does not start.
 
 use std::{fmt::Display, path::Path};
 
 use vgpu_hook::report::{self, Keep};
 
+const PROGRAM: &str = "vgpu-driver-limit";
 /// The file in the claim's directory.
 const FILE: &str = "no-driver-limit";
 
@@ -12,5 +13,10 @@ const FILE: &str = "no-driver-limit";
 pub(crate) fn write(claim: Option<&Path>, error: &impl Display) {
     let line = error.to_string();
     let file = claim.map(|claim| claim.join(FILE));
-    report::write("vgpu-driver-limit", file.as_deref(), &line, Keep::Newest);
+    report::write(PROGRAM, file.as_deref(), &line, Keep::Newest);
+}
+
+/// Writes why a container with a claim that requires its limit does not start.
+pub(crate) fn not_started(claim: &Path, error: &impl Display) {
+    report::not_started(PROGRAM, Some(claim), error);
 }

@@ -234,11 +234,16 @@ impl Node {
         assert!(output.status.success(), "{}", said(&output));
     }
 
-    /// The line of a hook that must fail.
+    /// The line of a hook that must fail. Where the claim has a directory, the plugin finds it there too.
     fn refusal(&self, claim: &str, cgroup: &str) -> String {
         let output = self.start(claim, "c1", cgroup, &["--required"]);
         let line = said(&output);
         assert!(!output.status.success() && line.matches('\n').count() == 1, "{line}");
+        let folder = self.at(&format!("claims/{claim}"));
+        if folder.is_dir() {
+            let report = fs::read_to_string(folder.join("not-started")).expect("a report");
+            assert_eq!(report, line);
+        }
         line
     }
 

@@ -1,6 +1,7 @@
-//! Reports of a hook that lets its container start, in the claim's directory, where the plugin reads them.
+//! Reports of a hook in the claim's directory, where the plugin reads them.
 
 use std::{
+    fmt::Display,
     fs::{self, OpenOptions},
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
@@ -11,6 +12,9 @@ use crate::text::one_line;
 
 /// Characters of a line: a container's id of the longest kind, and a reason.
 const MAX: usize = 2048;
+
+/// The file that says why a container does not start; kubelet-plugin/src/dra/claimdir.rs reads it.
+const NOT_STARTED: &str = "not-started";
 
 /// Which report stays if there is one already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,16 @@ pub fn write(program: &str, file: Option<&Path>, line: &str, keep: Keep) {
     }
 }
 
+/// Writes why a container does not start to a file in the claim's directory, if there is one: the newest container's stays.
+/// The error goes to stderr too, but only runc passes that on to the pod's event; crun names nothing but the hook.
+pub fn not_started(program: &str, claim: Option<&Path>, error: &impl Display) {
+    let line = one_line(&format!("{program}: {error}"), MAX) + "\n";
+    if let Some(claim) = claim {
+        // If this fails, the error on stderr is all there is.
+        let _ = replace(&claim.join(NOT_STARTED), &line);
+    }
+}
+
 fn create(file: &Path, line: &str) -> io::Result<()> {
     let opened = OpenOptions::new().write(true).create_new(true).mode(0o644).open(file);
     opened?.write_all(line.as_bytes())
@@ -55,6 +69,19 @@ fn replace(file: &Path, line: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn why_a_container_does_not_start_is_one_line_for_the_plugin() {
+        let folder = tempfile::tempdir().expect("a folder");
+        not_started("hook", None, &"nowhere");
+        not_started("hook", Some(&folder.path().join("gone")), &"nowhere");
+        for error in ["container c1: one\nline", "container c2: two"] {
+            not_started("hook", Some(folder.path()), &error);
+        }
+        let found = fs::read_to_string(folder.path().join(NOT_STARTED)).expect("a report");
+        assert_eq!(found, "hook: container c2: two\n");
+        assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1);
+    }
 
     #[test]
     fn the_first_or_the_newest_line_stays_and_nothing_else() {

@@ -138,18 +138,29 @@ fn metadata_that_cannot_be_written_is_named_and_what_is_of_another_request_goes(
 }
 
 #[test]
-fn the_hooks_report_is_taken_until_it_is_dropped_and_comes_again() {
+fn a_hooks_report_is_taken_until_it_is_dropped_and_comes_again() {
     let dir = tempfile::tempdir().expect("a folder");
     let dirs = ClaimDirs::new(dir.path().join("claims"), false);
     dirs.ensure("u", &entry(), &|_| None).expect("made");
-    for _ in 0..2 {
-        assert!(!dirs.take_no_glibc("u"));
-        std::fs::write(dirs.claim_path("u").join(NO_GLIBC), "").expect("written");
-        assert!(dirs.take_no_glibc("u") && dirs.take_no_glibc("u"), "no event yet");
-        dirs.drop_no_glibc("u").expect("dropped");
+    for (report, file) in [
+        (HookReport::NoGlibc, "no-glibc"),
+        (HookReport::NotStarted, "not-started"),
+    ] {
+        let path = dirs.claim_path("u").join(file);
+        for _ in 0..2 {
+            assert_eq!(dirs.take(report, "u"), None);
+            std::fs::write(&path, "container c1: one\n").expect("written");
+            for _ in 0..2 {
+                let taken = dirs.take(report, "u");
+                assert_eq!(taken.as_deref(), Some("container c1: one"), "no event yet");
+            }
+            std::fs::write(&path, "container c2: two\n").expect("written");
+            assert_eq!(dirs.take(report, "u").as_deref(), Some("container c2: two"));
+            dirs.drop_taken(report, "u").expect("dropped");
+        }
     }
     dirs.remove("u").expect("removed");
-    assert!(!dirs.take_no_glibc("u"));
+    assert_eq!(dirs.take(HookReport::NoGlibc, "u"), None);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Calls that are prepared together.
+//! Calls that one turn serves.
 
 use super::*;
 
@@ -146,5 +146,44 @@ async fn one_turn_prepares_the_claims_of_all_calls_that_wait() {
     assert_eq!(
         node.claims().claims.keys().collect::<Vec<_>>(),
         ["u1", "u2", "u4", "u5"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_turn_unprepares_the_claims_of_all_calls_that_wait() {
+    let (rig, node, driver, ids) = with_calls(4).await;
+    for call in calls(&driver, &ids) {
+        assert!(call.await.expect("no panic").values().all(Result::is_ok));
+    }
+    let other = LockFile::open(&rig.config().lock).expect("opened");
+    let taken = other.try_lock().expect("a lock file").expect("free");
+    let first = rig.path("run/claims/u0/u0/limits");
+    let ends = [
+        vec![ids[0].clone()],
+        vec![id("../x"), ids[1].clone()],
+        vec![ids[2].clone()],
+        vec![],
+    ];
+    let ends = ends.map(|claims| {
+        let (node, first) = (node.clone(), first.clone());
+        let begins = move || assert!(first.exists(), "another turn has unprepared a claim of this one");
+        tokio::spawn(async move { node.unprepare(claims, begins).await.expect("a turn") })
+    });
+    tokio::time::sleep(LOCKED_WITHIN / 2).await;
+    ends[2].abort();
+    tokio::time::sleep(LOCKED_WITHIN / 10).await;
+    drop(taken);
+    let mut ended = Vec::new();
+    for call in ends {
+        let answers = call.await.ok();
+        ended.push(answers.map(|answers| answers.iter().map(Result::is_ok).collect()));
+    }
+    assert_eq!(ended, [Some(vec![true]), Some(vec![false, true]), None, Some(vec![])]);
+    let node = node.lock();
+    assert_eq!(node.claims().claims.keys().collect::<Vec<_>>(), ["u2", "u3"]);
+    let failed = node.not_unprepared();
+    assert_eq!(
+        failed.iter().map(|(id, _)| id.uid.as_str()).collect::<Vec<_>>(),
+        ["../x"]
     );
 }

@@ -256,16 +256,8 @@ impl<C: Claims, K: MountUsers> Service<C, K> {
     pub async fn unprepare(&self, ids: Vec<ClaimId>) -> BTreeMap<String, Result<(), String>> {
         let started = Instant::now();
         let (claims, reading) = (ids.clone(), self.reading.clone());
-        let done = self.node.turn(move |node, locked| {
-            let uids: Vec<&str> = claims.iter().map(|id| id.uid.as_str()).collect();
-            reading.lock().unwrap_or_else(PoisonError::into_inner).mark(&uids);
-            let done = node.unprepare(locked, &uids);
-            for (id, answer) in claims.iter().zip(&done) {
-                node.note_unprepare(id, answer);
-            }
-            done
-        });
-        let done = match done.await {
+        let mark = move || reading.lock().unwrap_or_else(PoisonError::into_inner).mark(&claims);
+        let done = match self.node.unprepare(ids.clone(), mark).await {
             Ok(done) => done,
             Err(error) => {
                 let (claims, failed) = (ids.clone(), all_fail(ids.len(), error));
@@ -373,9 +365,9 @@ impl From<&Error> for Failure {
 // === impl Reading ===
 
 impl Reading {
-    fn mark(&mut self, uids: &[&str]) {
+    fn mark(&mut self, claims: &[ClaimId]) {
         for call in self.calls.values_mut() {
-            call.extend(uids.iter().map(|uid| (*uid).to_owned()));
+            call.extend(claims.iter().map(|id| id.uid.clone()));
         }
     }
 }

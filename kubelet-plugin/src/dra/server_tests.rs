@@ -444,6 +444,36 @@ async fn pods_without_glibc_are_told_once() {
     assert!(text.starts_with("NoGlibc: ") && text.contains("claim-u1"), "{text}");
 }
 
+#[tokio::test]
+async fn pods_whose_container_does_not_start_are_told_each_cause_once() {
+    let served = Served::new().await;
+    served.api.put(held_by(claim("u1", &[("s1", 20, 25)]), &["p1"]));
+    served.prepare(&["u1"]).await;
+    let mut reporter = served.reporter();
+    let causes = [
+        ("c1", "GPU-1: the driver hangs"),
+        ("c2", "GPU-1: the driver hangs"),
+        ("c3", "u1: no limits file"),
+    ];
+    for (container, cause) in causes {
+        let line = format!("vgpu-driver-limit: container {container}: {cause}\n");
+        std::fs::write(served.rig.path("run/claims/u1/not-started"), line).expect("reported");
+        for _ in 0..2 {
+            served.report(&mut reporter).await;
+        }
+    }
+    let events = served.api.events.lock().expect("lock");
+    let texts: Vec<&str> = events.iter().map(|(_, text)| text.as_str()).collect();
+    let expected = |container: &str, cause: &str| {
+        format!(
+            "ContainerNotStarted: a container of this pod, or of one that shares ResourceClaim claim-u1 with it, does not \
+             start: vgpu-driver-limit: container {container}: {cause}"
+        )
+    };
+    assert_eq!(texts, [expected("c1", causes[0].1), expected("c3", causes[2].1)]);
+    assert!(!served.rig.path("run/claims/u1/not-started.taken").exists());
+}
+
 /// Gives a claim these pods, as the resource claim controller does.
 fn held_by((id, mut claim): (ClaimId, ResourceClaim), pods: &[&str]) -> (ClaimId, ResourceClaim) {
     let pods: Vec<_> = pods

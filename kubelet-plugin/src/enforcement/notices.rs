@@ -22,6 +22,7 @@ pub(super) const LIMIT_SET_AGAIN: &str = "DriverLimitSetAgain";
 pub(super) const LIMIT_FAILED: &str = "DriverLimitFailed";
 pub(super) const UNEXPLAINED: &str = "UnexplainedUse";
 pub(super) const NO_GLIBC: &str = "NoGlibc";
+pub(super) const NOT_STARTED: &str = "ContainerNotStarted";
 pub(super) const UNPREPARE_FAILED: &str = "UnprepareFailed";
 pub(super) const GPU_UNHEALTHY: &str = "GpuUnhealthy";
 pub(super) const PLUGIN_NOT_READY: &str = "PluginNotReady";
@@ -154,6 +155,21 @@ pub(super) fn no_glibc(id: ClaimId) -> Notice {
         id.name
     );
     on_pods(NO_GLIBC, id, Box::new(move |_| text.clone()))
+}
+
+/// A claim with a container that a hook did not let start, and why. kubelet starts it again and again: one event for each
+/// cause, whatever the container's ID.
+pub(super) fn not_started(id: ClaimId, why: &str) -> Notice {
+    let cause = why.split_once(": container ").and_then(|(_, of)| of.split_once(": "));
+    let subject = format!("{} {}", id.uid, cause.map_or(why, |(_, cause)| cause));
+    let text = format!(
+        "a container of this pod, or of one that shares ResourceClaim {} with it, does not start: {why}",
+        id.name
+    );
+    Notice {
+        subject,
+        ..on_pods(NOT_STARTED, id, Box::new(move |_| text.clone()))
+    }
 }
 
 /// Parts of the plugin that have not worked for a while, each with the reason that /readyz has.

@@ -1,9 +1,9 @@
 //! Turns: one call of this process at a time changes the node's state, and no other instance does meanwhile.
 //!
 //! ```text
-//!  Prepare ─► queue ─┐
-//!  change it: turn ──┴─► order of this process ─► lock file (at most 10 s, no thread waits) ─► a thread of its own
-//!  read it:   read ──────────────────────────────────────────────────────────────────────────► a thread of its own
+//!  Prepare, Unprepare ─► a queue each ─┐
+//!  change it: turn ────────────────────┴─► order of this process ─► lock file (at most 10 s, no thread waits) ─┐
+//!  read it:   read ────────────────────────────────────────────────────────────────────────────────────────────┴─► a thread
 //! ```
 //!
 //! The plugin has one thread for everything that is asynchronous, and neither the lock nor a disk that hangs may stop it:
@@ -12,15 +12,16 @@
 //! their results wait here for the next turn ([`Pending`]), and the GPUs in use are those after the last turn. A caller that
 //! goes away, as when kubelet cancels a call, gives up its place in the order; work that has begun is always completed.
 //!
-//! kubelet sends a Prepare for each pod, up to a hundred at once. One turn prepares the claims of all that wait, which pays
-//! the fixed cost of a turn (the lock file, the records, the driver's files, the arbitration directories, the node pages) once.
+//! kubelet sends a Prepare and an Unprepare for each pod, up to a hundred at once. One turn serves all Prepares that wait, or
+//! all Unprepares, which pays the fixed cost of a turn (the lock file, the records, the driver's files, the arbitration
+//! directories, the node pages) once.
 //!
 //! Failure modes:
 //! - An instance that hangs with the lock, for example on a broken disk: the others give up after [`LOCKED_WITHIN`], and
-//!   kubelet repeats its call. A Prepare that a turn has taken just then gets the turn's answer.
-//! - kubelet cancels a Prepare that waits: the turn leaves it out.
-//! - A claim is unprepared before the turn begins: it is refused, because nobody would unprepare it later.
-//! - A turn panics: every Prepare that it took is refused. The claims in memory stay as it had changed them, and the next turn
+//!   kubelet repeats its call. A call that a turn has taken just then gets the turn's answer.
+//! - kubelet cancels a call that waits: the turn leaves it out.
+//! - A claim is unprepared before its Prepare's turn begins: it is refused, because nobody would unprepare it later.
+//! - A turn panics: every call that it took is refused. The claims in memory stay as it had changed them, and the next turn
 //!   reads the records.
 
 use super::prepare::Parts;
@@ -49,7 +50,8 @@ pub struct SharedNode {
     node: Arc<Mutex<Node>>,
     lock: LockFile,
     order: Arc<tokio::sync::Mutex<()>>,
-    queue: Arc<Mutex<Queue>>,
+    preparing: Queue<Prepares, Done>,
+    unpreparing: Queue<Unprepares, Vec<Result<(), Error>>>,
     /// How many turns have ended.
     turns: Arc<AtomicU64>,
     /// Counts the turns after which a claim is not prepared any more.
@@ -72,19 +74,32 @@ struct Pending {
 /// A claim, as it was read from the API server.
 pub(crate) type ReadClaim = (ClaimId, ResourceClaim);
 
-/// The Prepare calls that wait for a turn.
-#[derive(Default)]
-struct Queue {
+/// Calls of one kind that wait for a turn. Clones share them.
+struct Queue<W, A>(Arc<Mutex<Waiting<W, A>>>);
+
+struct Waiting<W, A> {
     next: u64,
-    waiting: Vec<Call>,
+    calls: Vec<Call<W, A>>,
 }
 
-struct Call {
+struct Call<W, A> {
     number: u64,
-    batch: Vec<ReadClaim>,
+    wants: W,
+    answer: oneshot::Sender<A>,
+}
+
+/// What a Prepare call wants.
+struct Prepares {
+    claims: Vec<ReadClaim>,
     /// Says which of its claims were unprepared meanwhile.
     unprepared: Box<dyn FnOnce() -> BTreeSet<String> + Send>,
-    answer: oneshot::Sender<Done>,
+}
+
+/// What an Unprepare call wants.
+struct Unprepares {
+    claims: Vec<ClaimId>,
+    /// Called when the turn begins.
+    begins: Box<dyn FnOnce() + Send>,
 }
 
 /// The answers of a turn for the claims of one call.
@@ -107,7 +122,8 @@ impl SharedNode {
             pending: Arc::default(),
             node: Arc::new(Mutex::new(node)),
             order: Arc::default(),
-            queue: Arc::default(),
+            preparing: Queue::default(),
+            unpreparing: Queue::default(),
             turns: Arc::default(),
             ended: watch::Sender::default(),
         }
@@ -120,31 +136,61 @@ impl SharedNode {
     /// The lock was not free in time, or the turn panicked.
     pub(crate) async fn prepare(
         &self,
-        batch: Vec<ReadClaim>,
+        claims: Vec<ReadClaim>,
         unprepared: impl FnOnce() -> BTreeSet<String> + Send + 'static,
     ) -> Result<Done, Error> {
-        let (number, mut answer) = lock(&self.queue).enter(batch, Box::new(unprepared));
-        let queue = self.queue.clone();
+        let unprepared = Box::new(unprepared);
+        let wants = Prepares { claims, unprepared };
+        self.with_all_that_wait(&self.preparing, wants, prepare_calls).await
+    }
+
+    /// Unprepares claims in a turn, together with those of other calls that wait. `begins` is called when the turn begins.
+    ///
+    /// # Errors
+    /// The lock was not free in time, or the turn panicked.
+    pub(crate) async fn unprepare(
+        &self,
+        claims: Vec<ClaimId>,
+        begins: impl FnOnce() + Send + 'static,
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        let begins = Box::new(begins);
+        let wants = Unprepares { claims, begins };
+        self.with_all_that_wait(&self.unpreparing, wants, unprepare_calls).await
+    }
+
+    /// Waits for a turn that `serve`s all calls of this kind that wait when it begins.
+    async fn with_all_that_wait<W: Send + 'static, A: Send + 'static>(
+        &self,
+        queue: &Queue<W, A>,
+        wants: W,
+        serve: fn(Vec<W>, &mut Node, &Locked) -> Vec<A>,
+    ) -> Result<A, Error> {
+        let (number, mut answer) = queue.enter(wants);
+        let calls = queue.clone();
         let turn = self.turn_then(
             move |node, locked| {
-                let calls = mem::take(&mut lock(&queue).waiting);
-                prepare_calls(calls, node, locked)
+                let (wanted, to): (Vec<_>, Vec<_>) = calls.take().into_iter().unzip();
+                let answers = match wanted.is_empty() {
+                    true => Vec::new(),
+                    false => serve(wanted, node, locked),
+                };
+                to.into_iter().zip(answers)
             },
             |answers| {
-                for (to, done) in answers {
+                for (to, answer) in answers {
                     // If kubelet has cancelled the call meanwhile, it repeats it.
-                    let _ = to.send(done);
+                    let _ = to.send(answer);
                 }
             },
         );
         let panicked = |_| Error::Ended("its turn panicked".into());
         tokio::select! {
             biased;
-            // Another call's turn has prepared them.
-            done = &mut answer => done.map_err(panicked),
+            // Another call's turn has served this one.
+            answered = &mut answer => answered.map_err(panicked),
             turned = turn => match turned {
-                Err(error) if lock(&self.queue).leave(number) => Err(error),
-                // The claims are in this turn, or in one that began before.
+                Err(error) if queue.leave(number) => Err(error),
+                // This call is in this turn, or in one that began before.
                 _ => (&mut answer).await.map_err(panicked),
             },
         }
@@ -304,58 +350,92 @@ impl SharedNode {
 
 // === impl Queue ===
 
-impl Queue {
+impl<W, A> Queue<W, A> {
     /// Adds a call. Returns its number, and where its answer will be.
-    fn enter(
-        &mut self,
-        batch: Vec<ReadClaim>,
-        unprepared: Box<dyn FnOnce() -> BTreeSet<String> + Send>,
-    ) -> (u64, oneshot::Receiver<Done>) {
+    fn enter(&self, wants: W) -> (u64, oneshot::Receiver<A>) {
         let (answer, answered) = oneshot::channel();
-        let number = self.next;
-        self.next += 1;
-        self.waiting.push(Call {
-            number,
-            batch,
-            unprepared,
-            answer,
-        });
+        let mut waiting = lock(&self.0);
+        let number = waiting.next;
+        waiting.next += 1;
+        waiting.calls.push(Call { number, wants, answer });
         (number, answered)
     }
 
     /// Takes a call out of the queue. Returns false if a turn has taken it.
-    fn leave(&mut self, number: u64) -> bool {
-        let before = self.waiting.len();
-        self.waiting.retain(|call| call.number != number);
-        self.waiting.len() < before
+    fn leave(&self, number: u64) -> bool {
+        let calls = &mut lock(&self.0).calls;
+        let before = calls.len();
+        calls.retain(|call| call.number != number);
+        calls.len() < before
+    }
+
+    /// Takes all calls out of the queue. Returns those that nobody has cancelled.
+    fn take(&self) -> Vec<(W, oneshot::Sender<A>)> {
+        let calls = mem::take(&mut lock(&self.0).calls).into_iter();
+        let live = calls.filter(|call| !call.answer.is_closed());
+        live.map(|call| (call.wants, call.answer)).collect()
     }
 }
 
-/// Prepares the claims of these calls. Returns each call's answer, which is sent when the turn is over.
-fn prepare_calls(mut calls: Vec<Call>, node: &mut Node, locked: &Locked) -> Vec<(oneshot::Sender<Done>, Done)> {
-    calls.retain(|call| !call.answer.is_closed());
-    if calls.is_empty() {
-        return Vec::new();
+impl<W, A> Clone for Queue<W, A> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
     }
+}
+
+impl<W, A> Default for Queue<W, A> {
+    fn default() -> Self {
+        let (next, calls) = (0, Vec::new());
+        Self(Arc::new(Mutex::new(Waiting { next, calls })))
+    }
+}
+
+/// Prepares the claims of these calls. Returns each call's answer.
+fn prepare_calls(calls: Vec<Prepares>, node: &mut Node, locked: &Locked) -> Vec<Done> {
     let began = std::time::Instant::now();
-    let (mut all, mut taken) = (Vec::new(), Vec::new());
+    let (mut all, mut wanted) = (Vec::new(), Vec::new());
     for call in calls {
         let unprepared = (call.unprepared)();
-        let is_wanted: Vec<bool> = call.batch.iter().map(|(id, _)| !unprepared.contains(&id.uid)).collect();
-        all.extend(call.batch.into_iter().filter(|(id, _)| !unprepared.contains(&id.uid)));
-        taken.push((call.answer, is_wanted));
+        let is_wanted: Vec<bool> = call
+            .claims
+            .iter()
+            .map(|(id, _)| !unprepared.contains(&id.uid))
+            .collect();
+        all.extend(call.claims.into_iter().filter(|(id, _)| !unprepared.contains(&id.uid)));
+        wanted.push(is_wanted);
     }
     let (prepared, parts) = node.prepare(locked, &all);
     let mut prepared = prepared.into_iter();
-    let done = taken.into_iter().map(|(to, is_wanted)| {
+    let done = wanted.into_iter().map(|is_wanted| {
         let answers = is_wanted.into_iter().map(|is_wanted| match is_wanted {
             true => prepared.next(),
             false => None,
         });
         let answers = answers.collect();
-        (to, Done { answers, began, parts })
+        Done { answers, began, parts }
     });
     done.collect()
+}
+
+/// Unprepares the claims of these calls. Returns each call's answers.
+fn unprepare_calls(calls: Vec<Unprepares>, node: &mut Node, locked: &Locked) -> Vec<Vec<Result<(), Error>>> {
+    let mut all = Vec::new();
+    let mut counts = Vec::new();
+    for call in calls {
+        (call.begins)();
+        counts.push(call.claims.len());
+        all.extend(call.claims);
+    }
+    let uids: Vec<&str> = all.iter().map(|id| id.uid.as_str()).collect();
+    let answers = node.unprepare(locked, &uids);
+    for (id, answer) in all.iter().zip(&answers) {
+        node.note_unprepare(id, answer);
+    }
+    let mut answers = answers.into_iter();
+    counts
+        .into_iter()
+        .map(|count| answers.by_ref().take(count).collect())
+        .collect()
 }
 
 /// Waits for a lock file until `deadline`.

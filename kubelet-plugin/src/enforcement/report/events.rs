@@ -7,6 +7,7 @@ use super::super::event_log::{EventLog, Notice};
 use super::super::notices::{self, Entries};
 use super::super::observations::Observations;
 use crate::api::{Claims, Events};
+use crate::dra::claimdir::HookReport;
 use crate::dra::node::{Node, SharedNode};
 use crate::dra::share::ClaimId;
 use crate::metrics::Metrics;
@@ -146,10 +147,10 @@ impl Reporter {
                 node.not_unprepared(),
                 unhealthy,
                 node.take_damages(),
-                without_glibc(node),
+                hook_reports(node),
             )
         });
-        let (claims, failed, unhealthy, damages, reported) = read.await.unwrap_or_default();
+        let (claims, failed, unhealthy, damages, reports) = read.await.unwrap_or_default();
         if let Some((due, unsure)) = unhealthy {
             // While a GPU's driver does not answer, the pods keep the event, and it is not created a second time.
             let lasts =
@@ -167,24 +168,34 @@ impl Reporter {
                 .push_back(notices::checkpoint_damaged(damage, &self.node_object));
         }
         self.report_waiting(api).await;
-        self.log.keep(notices::NO_GLIBC, |uid| claims.contains(uid));
-        for id in reported {
+        for reason in [notices::NO_GLIBC, notices::NOT_STARTED] {
+            let is_prepared = |subject: &str| subject.split(' ').next().is_some_and(|uid| claims.contains(uid));
+            self.log.keep(reason, is_prepared);
+        }
+        for (report, id, why) in reports {
             let uid = id.uid.clone();
-            if self.log.warn(api, &notices::no_glibc(id)).await {
+            let notice = match report {
+                HookReport::NoGlibc => notices::no_glibc(id),
+                HookReport::NotStarted => notices::not_started(id, &why),
+            };
+            if self.log.warn(api, &notice).await {
                 // The hook may report a later pod.
-                let dropped = node.read(move |node| node.dirs().drop_no_glibc(&uid)).await;
+                let dropped = node.read(move |node| node.dirs().drop_taken(report, &uid)).await;
                 if let Ok(Err(error)) = dropped {
-                    tracing::warn!(%error, "the hook's report of a container without glibc stays");
+                    tracing::warn!(%error, "a hook's report stays: {report:?}");
                 }
             }
         }
     }
 }
 
-/// Claims with a report of the hook that is not on all of their pods yet. A claim that was rebuilt from limits files has no
-/// name to look up until `clean_up` has found it.
-fn without_glibc(node: &Node) -> Vec<ClaimId> {
+/// Reports of hooks that are not on all pods of their claim yet. A claim that was rebuilt from limits files has no name to look
+/// up until `clean_up` has found it.
+fn hook_reports(node: &Node) -> Vec<(HookReport, ClaimId, String)> {
     let claims = node.claims().claims.iter().filter(|(_, entry)| !entry.name.is_empty());
-    let reported = claims.filter(|(uid, _)| node.dirs().take_no_glibc(uid));
-    reported.map(|(uid, entry)| entry.id(uid)).collect()
+    let reports = claims.flat_map(|(uid, entry)| {
+        let of = |report| Some((report, entry.id(uid), node.dirs().take(report, uid)?));
+        [HookReport::NoGlibc, HookReport::NotStarted].into_iter().filter_map(of)
+    });
+    reports.collect()
 }
