@@ -23,7 +23,7 @@ pub const BUILT: &str = "VGPU_E2E_BUILT";
 /// Names the file with the artefacts for root's half.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// Variables that sudo removes and the second half needs.
-const PASSED_ON: [&str; 16] = [
+const PASSED_ON: [&str; 17] = [
     "HOME",
     "PATH",
     "XDG_CACHE_HOME",
@@ -36,11 +36,15 @@ const PASSED_ON: [&str; 16] = [
     "VGPU_STORM_SECONDS",
     "KUBERNETES_VERSION",
     "CONTAINERD_VERSION",
+    FEATURE_GATES,
     patience::VARIABLE,
     "CLUSTER",
     "KEEP",
     progress::VARIABLE,
 ];
+
+/// Feature gates of Kubernetes to switch on, by name, with commas between.
+const FEATURE_GATES: &str = "VGPU_FEATURE_GATES";
 
 /// Everything that is needed for a cluster with this project.
 #[derive(Debug, Serialize, Deserialize)]
@@ -168,8 +172,14 @@ impl Prepared {
             cdi: true,
             lists_processes: true,
             limits_cgroups: false,
+            feature_gates: feature_gates(&env::var(FEATURE_GATES).unwrap_or_default()),
         }
     }
+}
+
+fn feature_gates(names: &str) -> Vec<String> {
+    let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names.map(str::to_owned).collect()
 }
 
 fn is_root() -> bool {

@@ -24,10 +24,17 @@ pub(super) struct Component {
 /// every test in which a node dies.
 const LEASE: Duration = Duration::from_secs(20);
 
-/// Kubernetes 1.34 and 1.35 need this gate on every component for shares; from 1.36 on it is enabled by default.
-fn feature_gates(kubernetes: &str) -> Vec<(&'static str, bool)> {
+/// The feature gates that every component gets. Kubernetes 1.34 and 1.35 need one for shares; from 1.36 on it is enabled by
+/// default.
+fn feature_gates(config: &Config) -> Vec<String> {
+    let mut gates = gates_for_shares(&config.toolchain.kubernetes);
+    gates.extend(config.feature_gates.iter().cloned());
+    gates
+}
+
+fn gates_for_shares(kubernetes: &str) -> Vec<String> {
     match kubernetes.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()) {
-        Some(34 | 35) => vec![("DRAConsumableCapacity", true)],
+        Some(34 | 35) => vec!["DRAConsumableCapacity".to_owned()],
         _ => Vec::new(),
     }
 }
@@ -45,10 +52,8 @@ pub(super) fn second(config: &Config, state: &State) -> Result<Vec<Component>> {
 /// Writes the files named in the command lines of a node's components.
 pub(super) fn write_node_files(config: &Config, state: &State, node: Node) -> Result<()> {
     let own = state.member(Member::Node(node));
-    let gates: serde_json::Map<_, _> = feature_gates(&config.toolchain.kubernetes)
-        .into_iter()
-        .map(|(gate, on)| (gate.to_owned(), on.into()))
-        .collect();
+    let gates = feature_gates(config).into_iter().map(|gate| (gate, true.into()));
+    let gates: serde_json::Map<_, _> = gates.collect();
     let kubelet = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -102,11 +107,8 @@ fn component(config: &Config, program: &str, flags: Vec<String>) -> Result<Compo
 }
 
 fn with_gates(config: &Config, mut flags: Vec<String>) -> Vec<String> {
-    flags.extend(
-        feature_gates(&config.toolchain.kubernetes)
-            .iter()
-            .map(|(gate, on)| format!("--feature-gates={gate}={on}")),
-    );
+    let gates = feature_gates(config).into_iter();
+    flags.extend(gates.map(|gate| format!("--feature-gates={gate}=true")));
     flags
 }
 
@@ -209,8 +211,8 @@ mod tests {
 
     #[test]
     fn versions_without_consumable_capacity_by_default_get_the_gate() {
-        assert_eq!(feature_gates("1.34.4"), [("DRAConsumableCapacity", true)]);
-        assert_eq!(feature_gates("1.35.4"), [("DRAConsumableCapacity", true)]);
-        assert!(feature_gates("1.36.3").is_empty() && feature_gates("1.37.1").is_empty());
+        assert_eq!(gates_for_shares("1.34.4"), ["DRAConsumableCapacity"]);
+        assert_eq!(gates_for_shares("1.35.4"), ["DRAConsumableCapacity"]);
+        assert!(gates_for_shares("1.36.3").is_empty() && gates_for_shares("1.37.1").is_empty());
     }
 }

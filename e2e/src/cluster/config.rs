@@ -225,6 +225,8 @@ pub struct Config {
     /// The software GPU's driver limits the memory of cgroups, as one of r615 does (`memory_limits = misc`). It can where
     /// the machine has cgroup v2 alone.
     pub limits_cgroups: bool,
+    /// Feature gates of Kubernetes that are switched on in every component.
+    pub feature_gates: Vec<String>,
 }
 
 /// Checks the name, which becomes part of paths and of a cgroup's name.

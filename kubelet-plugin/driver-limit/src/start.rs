@@ -76,8 +76,8 @@ impl Start<'_> {
     }
 
     /// The container starts all the same. A limit that it or its pod has by an earlier claim lacks this one's shares, so they have
-    /// none any more. A container with a claim that requires its limit keeps that one. Does as much as it can: the reason for the failure is what is reported. `shares`: none if they could not be
-    /// read.
+    /// none any more. A container with a claim that requires its limit keeps that one. A step that fails stops no other, and is
+    /// not reported: `reason` is. `shares`: none if they could not be read.
     fn give_up(&self, driver: Option<&impl Driver>, shares: &[Share], reason: &Reason) {
         let exists = |cgroup: &str| self.hierarchy.exists(cgroup);
         let why = format!("container {} started without a limit: {reason}", self.id);

@@ -108,8 +108,10 @@ impl ReadBack {
     }
 }
 
-/// Judges each share by the last answer of the driver. `seen`: the shares of each container with a process; None: not known. `container`: the container of a
-/// cgroup. `started_without`: what the hook reports of containers that started without the limit, by claim.
+/// Judges each share by the last answer of the driver.
+///
+/// `seen`: the shares of each container with a process; None: not known. `container`: the container of a cgroup.
+/// `started_without`: what the hook reports of containers that started without the limit, by claim.
 #[must_use]
 pub(crate) fn second_walls<'a>(
     shares: impl IntoIterator<Item = &'a ShareFacts>,
