@@ -1421,6 +1421,36 @@ fn a_probe_that_fails_says_why_of_each_gpu_and_leaves_nothing() {
     );
 }
 
+/// The plugin takes this exit status for a refusal (`vgpu_node::driver_limit`), whose reason is what the loader prints.
+#[test]
+fn an_older_glibc_than_the_programs_is_a_refusal_that_names_the_version() {
+    let mut program = fs::read(HOOK).expect("the program");
+    let version = b"GLIBC_2.34";
+    let place = program.windows(version.len()).position(|bytes| bytes == version);
+    let Some(place) = place else {
+        vgpu_skip::skip(
+            "an_older_glibc_than_the_programs_is_a_refusal_that_names_the_version",
+            "the program needs no version of glibc that could be missing",
+        );
+        return;
+    };
+    program[place..place + version.len()].copy_from_slice(b"GLIBC_9.99");
+    let folder = tempfile::tempdir().expect("a folder");
+    let newer = folder.path().join("vgpu-driver-limit");
+    fs::write(&newer, program).expect("written");
+    fs::set_permissions(&newer, fs::Permissions::from_mode(0o755)).expect("executable");
+    let output = Command::new(&newer)
+        .args(["probe", "--gpu", "GPU-1"])
+        .output()
+        .expect("run");
+    assert_eq!(output.status.code(), Some(REFUSED.into()));
+    assert!(
+        said(&output).contains("version `GLIBC_9.99' not found"),
+        "{}",
+        said(&output)
+    );
+}
+
 #[test]
 fn a_program_runs_in_the_namespaces_of_another_process() {
     let enter = |pid: &str, program: &str| {
