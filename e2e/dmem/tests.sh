@@ -155,6 +155,7 @@ gone() { # RUNTIME MANAGER
   local with="$1, $2" name=$1-$2-gone claim
   claim=$(sed -n 's#.*/run/vgpu/claims/\([0-9a-f-]*\)".*#\1#p' /vgpu/claim-2.json | sed 1q)
   mv "/run/vgpu/claims/$claim/s1/limits" /run/kept
+  rm -f "/run/vgpu/claims/$claim/not-started.vgpu-driver-limit"
   ok "$with: a claim whose limits file is gone starts nothing" '' "$(start "$name" $1 $2 claim-2 mib)"
   mv /run/kept "/run/vgpu/claims/$claim/s1/limits"
   # crun does not pass on what a hook prints: the plugin makes an event of the claim's file.
@@ -162,7 +163,8 @@ gone() { # RUNTIME MANAGER
     runc) has "$with: and says why" "$claim" "$(grep -o 'vgpu-driver-limit: .*again' "/run/bundles/$name/stderr")" ;;
     crun) has "$with: and names the hook" vgpu-driver-limit "$(cat "/run/bundles/$name/stderr")" ;;
   esac
-  has "$with: and the claim's directory has the reason" "$claim" "$(cat "/run/vgpu/claims/$claim/not-started")"
+  has "$with: and the claim's directory has the reason" "container $name: " \
+    "$(cat "/run/vgpu/claims/$claim/not-started.vgpu-driver-limit")"
 }
 
 # Programs of the software GPU, which reads the same limit: the library's comes first, and who goes around it meets the kernel's.

@@ -178,7 +178,8 @@ impl Prepared {
 }
 
 fn feature_gates(names: &str) -> Vec<String> {
-    let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let names = names.split(',').map(|name| name.trim().trim_end_matches("=true"));
+    let names = names.filter(|name| !name.is_empty());
     names.map(str::to_owned).collect()
 }
 

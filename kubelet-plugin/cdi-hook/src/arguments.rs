@@ -25,7 +25,7 @@ usage: vgpu-cdi-hook preload [--library PATH] [--file NAME]... [--report FOLDER]
                   .lib and .driver is refused, unless another hook of this program in the container's configuration
                   names it
   --report FOLDER gets a file with one line if no loader of the image reads the list (no-glibc), or if this fails
-                  (not-started)
+                  (not-started.vgpu-cdi-hook)
                   (absolute, on the node); without it, or if it cannot be written, the line goes to stderr
   STATE           the container's state, as the runtime passes it to hooks
 ";

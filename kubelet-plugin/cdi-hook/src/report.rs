@@ -17,7 +17,7 @@ pub(crate) fn write(folder: Option<&Path>, id: &str, reason: &Reason) {
     report::write(PROGRAM, file.as_deref(), &line, Keep::First);
 }
 
-/// Writes why the container does not start.
+/// Writes why the container did not start.
 pub(crate) fn not_started(folder: Option<&Path>, error: &impl Display) {
     report::not_started(PROGRAM, folder, error);
 }

@@ -99,7 +99,7 @@ impl Bundle {
     fn refusal(&self) -> String {
         let (success, line) = status_and_stderr(&with_stdin(&mut self.command(), self.state().as_bytes()));
         assert!(!success && line.matches('\n').count() == 1, "{line:?}");
-        assert_eq!(self.report("not-started"), line);
+        assert_eq!(self.report("not-started.vgpu-cdi-hook"), line);
         line
     }
 

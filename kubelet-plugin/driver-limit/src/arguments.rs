@@ -62,6 +62,12 @@ pub(crate) struct Set {
     pub(crate) node: Node,
 }
 
+/// What is known of a hook whose arguments cannot be read.
+pub(crate) struct Hook {
+    pub(crate) claim: Option<PathBuf>,
+    pub(crate) is_required: bool,
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Lift {
     pub(crate) claim: PathBuf,
@@ -203,21 +209,23 @@ impl Command {
         })
     }
 
-    /// The claim of a hook that must not fail its container, whatever its arguments are: `set` without --required, and `lift`. It
-    /// may be one of another release, which this one does not know. None if they are not a hook's or the limit is required; a
-    /// hook's claim may be missing.
-    pub(crate) fn lenient_hook(arguments: &[OsString]) -> Option<Option<PathBuf>> {
-        let is_lenient = match arguments.first()?.to_str()? {
-            "lift" => true,
-            "set" => !arguments.iter().any(|argument| argument == REQUIRED),
-            _ => false,
+    /// What a hook's arguments say even if this release cannot read them, because they are another one's: where an error is
+    /// reported, and whether it may fail the container. None: they are not a hook's.
+    pub(crate) fn hook(arguments: &[OsString]) -> Option<Hook> {
+        let is_required = match arguments.first()?.to_str()? {
+            "lift" => false,
+            "set" => arguments.iter().any(|argument| argument == REQUIRED),
+            _ => return None,
         };
         let claim = || {
             let at = arguments.iter().position(|argument| argument == CLAIM)?;
             let claim = PathBuf::from(arguments.get(at + 1)?);
             claim.is_absolute().then_some(claim)
         };
-        is_lenient.then(claim)
+        Some(Hook {
+            claim: claim(),
+            is_required,
+        })
     }
 
     fn enter(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, Error> {

@@ -78,14 +78,8 @@ pub use error::{Error, Reason};
 /// The arguments are wrong, the limit is required and was not set, or nothing could be probed or checked.
 pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Result<String, Error> {
     let arguments: Vec<OsString> = arguments.collect();
-    let command = match (
-        Command::parse(arguments.iter().cloned()),
-        Command::lenient_hook(&arguments),
-    ) {
-        (Err(error), Some(claim)) => {
-            report::write(claim.as_deref(), &error);
-            return Ok(String::new());
-        }
+    let command = match (Command::parse(arguments.iter().cloned()), Command::hook(&arguments)) {
+        (Err(error), Some(hook)) => return reported(hook.claim.as_deref(), hook.is_required, Err(error.into())),
         (command, _) => command?,
     };
     match command {
@@ -101,12 +95,12 @@ pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Resul
         Command::Set(set) => {
             let clock = Clock::of_hook(&set.node);
             let done = for_container(stdin, |container| run_set(&set, container, &clock));
-            reported(&set.claim, set.is_required, done)
+            reported(Some(&set.claim), set.is_required, done)
         }
         Command::Lift(lift) => {
             let clock = Clock::of_hook(&lift.node);
             let done = for_container(stdin, |container| run_lift(&lift, container, &clock));
-            reported(&lift.claim, false, done)
+            reported(Some(&lift.claim), false, done)
         }
     }
 }
@@ -120,10 +114,11 @@ fn for_container(stdin: impl Read, work: impl Fn(&Container) -> Result<(), Reaso
     })
 }
 
-/// The output of a hook. Reports an error in the claim's directory. Unless the limit is required, it is none then.
-fn reported(claim: &Path, is_required: bool, done: Result<(), Error>) -> Result<String, Error> {
+/// The output of a hook. Reports an error in the claim's directory. Unless the limit is required, the container starts all
+/// the same.
+fn reported(claim: Option<&Path>, is_required: bool, done: Result<(), Error>) -> Result<String, Error> {
     match done {
-        Err(error) if !is_required => report::write(Some(claim), &error),
+        Err(error) if !is_required => report::write(claim, &error),
         done => done.inspect_err(|error| report::not_started(claim, error))?,
     }
     Ok(String::new())

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            // One line, because the runtime copies it into the pod's event.
+            // One line, because runc copies it into the pod's event.
             eprintln!("vgpu-driver-limit: {error}");
             ExitCode::from(error.status())
         }

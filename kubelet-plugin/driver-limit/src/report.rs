@@ -1,4 +1,4 @@
-//! Says that a container started without the driver's limit, where that is allowed, or that it does not start.
+//! Says that a container started without the driver's limit, where that is allowed, or that it did not start.
 
 use std::{fmt::Display, path::Path};
 
@@ -16,7 +16,7 @@ pub(crate) fn write(claim: Option<&Path>, error: &impl Display) {
     report::write(PROGRAM, file.as_deref(), &line, Keep::Newest);
 }
 
-/// Writes why a container with a claim that requires its limit does not start.
-pub(crate) fn not_started(claim: &Path, error: &impl Display) {
-    report::not_started(PROGRAM, Some(claim), error);
+/// Writes why a container with a claim that requires its limit did not start.
+pub(crate) fn not_started(claim: Option<&Path>, error: &impl Display) {
+    report::not_started(PROGRAM, claim, error);
 }

@@ -241,7 +241,7 @@ impl Node {
         assert!(!output.status.success() && line.matches('\n').count() == 1, "{line}");
         let folder = self.at(&format!("claims/{claim}"));
         if folder.is_dir() {
-            let report = fs::read_to_string(folder.join("not-started")).expect("a report");
+            let report = fs::read_to_string(folder.join("not-started.vgpu-driver-limit")).expect("a report");
             assert_eq!(report, line);
         }
         line

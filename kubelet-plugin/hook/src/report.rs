@@ -6,6 +6,7 @@ use std::{
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::Path,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use crate::text::one_line;
@@ -13,7 +14,7 @@ use crate::text::one_line;
 /// Characters of a line: a container's id of the longest kind, and a reason.
 const MAX: usize = 2048;
 
-/// The file that says why a container does not start; kubelet-plugin/src/dra/claimdir.rs reads it.
+/// With the hook's name, the file that says why a container did not start; kubelet-plugin/src/dra/claimdir.rs takes it.
 const NOT_STARTED: &str = "not-started";
 
 /// Which report stays if there is one already.
@@ -39,13 +40,13 @@ pub fn write(program: &str, file: Option<&Path>, line: &str, keep: Keep) {
     }
 }
 
-/// Writes why a container does not start to a file in the claim's directory, if there is one: the newest container's stays.
+/// Writes why a container did not start to a file in the claim's directory, if there is one: the newest container's stays.
 /// The error goes to stderr too, but only runc passes that on to the pod's event; crun names nothing but the hook.
 pub fn not_started(program: &str, claim: Option<&Path>, error: &impl Display) {
     let line = one_line(&format!("{program}: {error}"), MAX) + "\n";
     if let Some(claim) = claim {
-        // If this fails, the error on stderr is all there is.
-        let _ = replace(&claim.join(NOT_STARTED), &line);
+        // If this fails, as in a user namespace, the error on stderr is all there is.
+        let _ = replace(&claim.join(format!("{NOT_STARTED}.{program}")), &line);
     }
 }
 
@@ -57,11 +58,12 @@ fn create(file: &Path, line: &str) -> io::Result<()> {
 /// Readers see one whole line or the other.
 fn replace(file: &Path, line: &str) -> io::Result<()> {
     let mut aside = file.as_os_str().to_owned();
-    // Another hook may write at the same time.
-    aside.push(format!(".{}.new", std::process::id()));
+    // Another hook may write at the same time; in a container's PID namespace, with the same PID.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    aside.push(format!(".{}.{}.new", std::process::id(), now.as_nanos()));
     let aside = Path::new(&aside);
-    let done = create(aside, line).and_then(|()| fs::rename(aside, file));
-    done.inspect_err(|_| {
+    create(aside, line)?;
+    fs::rename(aside, file).inspect_err(|_| {
         let _ = fs::remove_file(aside);
     })
 }
@@ -71,14 +73,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_a_container_does_not_start_is_one_line_for_the_plugin() {
+    fn why_a_container_did_not_start_is_one_line_for_the_plugin() {
         let folder = tempfile::tempdir().expect("a folder");
         not_started("hook", None, &"nowhere");
         not_started("hook", Some(&folder.path().join("gone")), &"nowhere");
         for error in ["container c1: one\nline", "container c2: two"] {
             not_started("hook", Some(folder.path()), &error);
         }
-        let found = fs::read_to_string(folder.path().join(NOT_STARTED)).expect("a report");
+        let found = fs::read_to_string(folder.path().join("not-started.hook")).expect("a report");
         assert_eq!(found, "hook: container c2: two\n");
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1);
     }

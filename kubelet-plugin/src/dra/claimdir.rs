@@ -8,9 +8,10 @@
 //!                        limits   0444
 //!                        ledger   0666, mounted writable over the read-only folder
 //! <claims>/<uid>/<request>.metadata.json   0444; mounted read-only into containers (`metadata`)
-//! <claims>/<uid>/no-glibc         a hook's report, until the plugin takes it: a container without glibc
-//!                 not-started     the same: why a container does not start
-//!                 <report>.taken  while the plugin creates events on the pods
+//! <claims>/<uid>/no-glibc         report of the hook, until the plugin takes it
+//!                 no-glibc.taken  while the plugin creates events on the pods
+//!                 not-started.<hook>  why a container did not start, by vgpu-cdi-hook or vgpu-driver-limit, until the
+//!                                 plugin takes it
 //!                 no-driver-limit why a container started without the driver's own limit, by vgpu-driver-limit
 //! ```
 //!
@@ -62,11 +63,15 @@ use vgpu_node::files::{self, Failed, failed};
 use vgpu_node::selinux;
 
 const RECORD: &str = "entry.json";
-/// The end of a report's name once the plugin has taken it.
-const TAKEN: &str = ".taken";
+/// The hook's report of a container without glibc (its merge.rs), and its name once the plugin has taken it.
+const NO_GLIBC: &str = "no-glibc";
+const NO_GLIBC_TAKEN: &str = "no-glibc.taken";
 /// The reason why a container of the claim started without the driver's limit (driver-limit/src/report.rs).
 const NO_DRIVER_LIMIT: &str = "no-driver-limit";
-/// Letters of that reason that are shown. A reason may begin with the path of a cgroup, nearly 200 letters.
+/// With a hook's name, the reason why a container did not start (hook/src/report.rs).
+const NOT_STARTED: &str = "not-started";
+const HOOKS: [&str; 2] = ["vgpu-cdi-hook", "vgpu-driver-limit"];
+/// Letters of a reason that are shown. A reason may begin with the path of a cgroup, nearly 200 letters.
 const LONGEST_REASON: usize = 600;
 /// The format of a record.
 const VERSION: u32 = 1;
@@ -141,16 +146,6 @@ struct Sealed<'a> {
     crc32: String,
     #[serde(borrow)]
     payload: &'a RawValue,
-}
-
-/// What a hook reports of a container, in a file of the claim's directory that the plugin removes when all pods of the claim
-/// have an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HookReport {
-    /// Its image has no glibc (cdi-hook/src/merge.rs).
-    NoGlibc,
-    /// Why it does not start (hook/src/report.rs).
-    NotStarted,
 }
 
 // === impl ClaimDirs ===
@@ -384,42 +379,39 @@ impl ClaimDirs {
     /// Returns why a container of the claim started without the driver's own limit. None: none did.
     #[must_use]
     pub fn no_driver_limit(&self, uid: &str) -> Option<String> {
-        read_report(&self.claim_path(uid).join(NO_DRIVER_LIMIT))
+        read_reason(&self.claim_path(uid).join(NO_DRIVER_LIMIT))
     }
 
-    /// Takes a hook's report. Returns what it says if there is one for which some pod of the claim has no event yet. The
-    /// hook can then report again, for example for a later pod.
-    pub fn take(&self, report: HookReport, uid: &str) -> Option<String> {
-        let taken = self.taken(report, uid);
-        let _ = std::fs::rename(self.claim_path(uid).join(report.file()), &taken);
-        read_report(&taken)
+    /// Takes what the hooks say of containers that they did not let start, the newest of each hook.
+    pub fn take_not_started(&self, uid: &str) -> Vec<String> {
+        let take = |hook: &str| {
+            let path = self.claim_path(uid).join(format!("{NOT_STARTED}.{hook}"));
+            let why = read_reason(&path)?;
+            // If it stays, it is reported again.
+            let _ = std::fs::remove_file(&path);
+            Some(why)
+        };
+        HOOKS.into_iter().filter_map(take).collect()
     }
 
-    /// Removes the report that [`take`](Self::take) took.
+    /// Takes the hook's report of a container without glibc. Returns true if there is one for which some pod of the claim
+    /// has no event yet. The hook can then report again, for example for a later pod.
+    pub fn take_no_glibc(&self, uid: &str) -> bool {
+        let folder = self.claim_path(uid);
+        let taken = folder.join(NO_GLIBC_TAKEN);
+        std::fs::rename(folder.join(NO_GLIBC), &taken).is_ok() || taken.exists()
+    }
+
+    /// Removes the report that [`take_no_glibc`](Self::take_no_glibc) took.
     ///
     /// # Errors
     /// The file cannot be removed.
-    pub fn drop_taken(&self, report: HookReport, uid: &str) -> io::Result<()> {
-        std::fs::remove_file(self.taken(report, uid))
-    }
-
-    fn taken(&self, report: HookReport, uid: &str) -> PathBuf {
-        self.claim_path(uid).join(report.file().to_owned() + TAKEN)
+    pub fn drop_no_glibc(&self, uid: &str) -> io::Result<()> {
+        std::fs::remove_file(self.claim_path(uid).join(NO_GLIBC_TAKEN))
     }
 }
 
-// === impl HookReport ===
-
-impl HookReport {
-    fn file(self) -> &'static str {
-        match self {
-            Self::NoGlibc => "no-glibc",
-            Self::NotStarted => "not-started",
-        }
-    }
-}
-
-fn read_report(path: &Path) -> Option<String> {
+fn read_reason(path: &Path) -> Option<String> {
     let bytes = files::read_bounded(path, 4 * LONGEST_REASON).ok()?;
     Some(printable(&String::from_utf8_lossy(&bytes), LONGEST_REASON))
 }

@@ -138,29 +138,32 @@ fn metadata_that_cannot_be_written_is_named_and_what_is_of_another_request_goes(
 }
 
 #[test]
-fn a_hooks_report_is_taken_until_it_is_dropped_and_comes_again() {
+fn the_hooks_report_is_taken_until_it_is_dropped_and_comes_again() {
     let dir = tempfile::tempdir().expect("a folder");
     let dirs = ClaimDirs::new(dir.path().join("claims"), false);
     dirs.ensure("u", &entry(), &|_| None).expect("made");
-    for (report, file) in [
-        (HookReport::NoGlibc, "no-glibc"),
-        (HookReport::NotStarted, "not-started"),
-    ] {
-        let path = dirs.claim_path("u").join(file);
-        for _ in 0..2 {
-            assert_eq!(dirs.take(report, "u"), None);
-            std::fs::write(&path, "container c1: one\n").expect("written");
-            for _ in 0..2 {
-                let taken = dirs.take(report, "u");
-                assert_eq!(taken.as_deref(), Some("container c1: one"), "no event yet");
-            }
-            std::fs::write(&path, "container c2: two\n").expect("written");
-            assert_eq!(dirs.take(report, "u").as_deref(), Some("container c2: two"));
-            dirs.drop_taken(report, "u").expect("dropped");
-        }
+    for _ in 0..2 {
+        assert!(!dirs.take_no_glibc("u"));
+        std::fs::write(dirs.claim_path("u").join(NO_GLIBC), "").expect("written");
+        assert!(dirs.take_no_glibc("u") && dirs.take_no_glibc("u"), "no event yet");
+        dirs.drop_no_glibc("u").expect("dropped");
     }
     dirs.remove("u").expect("removed");
-    assert_eq!(dirs.take(HookReport::NoGlibc, "u"), None);
+    assert!(!dirs.take_no_glibc("u"));
+}
+
+#[test]
+fn what_each_hook_says_of_a_container_that_did_not_start_is_taken_once() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let dirs = ClaimDirs::new(dir.path().join("claims"), false);
+    dirs.ensure("u", &entry(), &|_| None).expect("made");
+    for (hook, why) in [("vgpu-driver-limit", "one"), ("vgpu-cdi-hook", "\x1b[31mtwo")] {
+        let path = dirs.claim_path("u").join(format!("{NOT_STARTED}.{hook}"));
+        std::fs::write(path, format!("{hook}: {why}\n")).expect("written");
+    }
+    let expected = ["vgpu-cdi-hook:  [31mtwo", "vgpu-driver-limit: one"];
+    assert_eq!(dirs.take_not_started("u"), expected);
+    assert_eq!(dirs.take_not_started("u"), [""; 0]);
 }
 
 #[test]

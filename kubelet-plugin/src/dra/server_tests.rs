@@ -445,33 +445,40 @@ async fn pods_without_glibc_are_told_once() {
 }
 
 #[tokio::test]
-async fn pods_whose_container_does_not_start_are_told_each_cause_once() {
+async fn pods_whose_container_did_not_start_are_told_what_each_hook_says_and_not_at_each_start() {
     let served = Served::new().await;
-    served.api.put(held_by(claim("u1", &[("s1", 20, 25)]), &["p1"]));
+    served.api.put(held_by(claim("u1", &[("s1", 20, 25)]), &["p1", "p2"]));
     served.prepare(&["u1"]).await;
     let mut reporter = served.reporter();
-    let causes = [
-        ("c1", "GPU-1: the driver hangs"),
-        ("c2", "GPU-1: the driver hangs"),
-        ("c3", "u1: no limits file"),
-    ];
-    for (container, cause) in causes {
-        let line = format!("vgpu-driver-limit: container {container}: {cause}\n");
-        std::fs::write(served.rig.path("run/claims/u1/not-started"), line).expect("reported");
+    let hook = |hook: &str, container: &str| {
+        let line = format!("{hook}: container {container}: /kubepods/{container}: no\n");
+        let file = format!("run/claims/u1/not-started.{hook}");
+        std::fs::write(served.rig.path(&file), line).expect("reported");
+    };
+    for container in ["c1", "c2"] {
+        hook("vgpu-driver-limit", container);
         for _ in 0..2 {
             served.report(&mut reporter).await;
         }
     }
+    // The pod never restarts: kubelet unprepares its claim before the reporter looks.
+    hook("vgpu-cdi-hook", "c3");
+    served.unprepare(&["u1"]).await;
+    served.api.drop_claim("u1");
+    for _ in 0..2 {
+        served.report(&mut reporter).await;
+    }
     let events = served.api.events.lock().expect("lock");
-    let texts: Vec<&str> = events.iter().map(|(_, text)| text.as_str()).collect();
-    let expected = |container: &str, cause: &str| {
+    let texts: BTreeSet<&str> = events.iter().map(|(_, text)| text.as_str()).collect();
+    let expected = |hook: &str, container: &str| {
         format!(
-            "ContainerNotStarted: a container of this pod, or of one that shares ResourceClaim claim-u1 with it, does not \
-             start: vgpu-driver-limit: container {container}: {cause}"
+            "ContainerNotStarted: a container of this pod, or of one that shares ResourceClaim claim-u1 with it, did not start: \
+             {hook}: container {container}: /kubepods/{container}: no"
         )
     };
-    assert_eq!(texts, [expected("c1", causes[0].1), expected("c3", causes[2].1)]);
-    assert!(!served.rig.path("run/claims/u1/not-started.taken").exists());
+    let expected = [expected("vgpu-cdi-hook", "c3"), expected("vgpu-driver-limit", "c1")];
+    assert_eq!(texts.into_iter().collect::<Vec<_>>(), expected);
+    assert_eq!(events.len(), 4, "two pods");
 }
 
 /// Gives a claim these pods, as the resource claim controller does.

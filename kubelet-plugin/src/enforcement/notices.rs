@@ -8,6 +8,7 @@ use super::verdicts::mounts::Pod;
 use super::verdicts::refusals::News;
 use super::verdicts::second_wall::Changed;
 use crate::dra::checkpoint::Entry;
+use crate::dra::node::NotStarted;
 use crate::dra::share::{ClaimId, Share, ShareKey};
 use crate::publish::inventory::{Inventory, Unavailable};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -157,19 +158,22 @@ pub(super) fn no_glibc(id: ClaimId) -> Notice {
     on_pods(NO_GLIBC, id, Box::new(move |_| text.clone()))
 }
 
-/// A claim with a container that a hook did not let start, and why. kubelet starts it again and again: one event for each
-/// cause, whatever the container's ID.
-pub(super) fn not_started(id: ClaimId, why: &str) -> Notice {
-    let cause = why.split_once(": container ").and_then(|(_, of)| of.split_once(": "));
-    let subject = format!("{} {}", id.uid, cause.map_or(why, |(_, cause)| cause));
+/// A container that a hook did not let start: one notice for each pod of its claim.
+pub(super) fn not_started(failed: NotStarted) -> impl Iterator<Item = Notice> {
+    let NotStarted { claim, pods, why } = failed;
     let text = format!(
-        "a container of this pod, or of one that shares ResourceClaim {} with it, does not start: {why}",
-        id.name
+        "a container of this pod, or of one that shares ResourceClaim {} with it, did not start: {why}",
+        claim.name
     );
-    Notice {
-        subject,
-        ..on_pods(NOT_STARTED, id, Box::new(move |_| text.clone()))
-    }
+    pods.into_iter().map(move |pod| {
+        let text = text.clone();
+        Notice {
+            reason: NOT_STARTED,
+            subject: format!("{} {}", claim.uid, pod.uid),
+            on: On::Object(pod_reference(&claim.namespace, &pod.name, &pod.uid)),
+            note: Box::new(move |_| text.clone()),
+        }
+    })
 }
 
 /// Parts of the plugin that have not worked for a while, each with the reason that /readyz has.

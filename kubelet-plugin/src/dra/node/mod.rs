@@ -2,13 +2,14 @@
 //! (`turn`); each turn begins by reading the claims' records, because another instance of the plugin may have changed them.
 //!
 //! ```text
-//!  turn       who may change the node next; Prepare calls that wait
+//!  turn       who may change the node next; calls that wait
 //!  prepare    Prepare and Unprepare ─► GPU and slot of each share ─► files of the claim
 //!  room       what a refusal for lack of room says
 //!  recover    the start, and claims whose record is damaged or lost
 //!  renew      CDI files after a change of the driver, and the library
 //!  pages      what each share on a GPU is entitled to
 //!  ledgers    what the shares use
+//!  failures   what pods are told: a failed Unprepare, a container that a hook did not let start
 //! ```
 //!
 //! Synchronous but for `turn`: a caller that goes away cannot stop it half-way. Failure modes:
@@ -17,6 +18,7 @@
 //! - A reboot: no record is left, and no container. kubelet prepares again the claims of pods that start again.
 //! - Two instances during a rolling update: each turn holds the lock file, and reads the records.
 
+mod failures;
 mod ledgers;
 mod pages;
 mod prepare;
@@ -39,6 +41,8 @@ use crate::dra::share::{ClaimId, ShareKeys};
 use crate::driver::{self, Driver, Finder};
 use crate::driver_limit::command::{self, Program};
 use crate::publish::inventory::Inventory;
+use failures::Failures;
+pub use failures::NotStarted;
 pub use ledgers::LedgerReading;
 pub use prepare::{NoRoom, Parts};
 use room::Full;
@@ -171,8 +175,7 @@ pub struct Node {
     /// When this instance prepared each claim for the first time.
     prepared_at: BTreeMap<String, Instant>,
     damages: Damages,
-    /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
-    not_unprepared: BTreeMap<String, (ClaimId, String)>,
+    failures: Failures,
     living: Living,
 }
 
@@ -325,23 +328,6 @@ impl Node {
         let driver = self.driver.read().map_err(|error| error.to_string())?;
         let program = Program::of_release(&self.library.folder(digest), command::Driver::of(&driver));
         Ok(program.unless_blind(blind))
-    }
-
-    /// Claims whose last Unprepare failed, and why.
-    #[must_use]
-    pub fn not_unprepared(&self) -> Vec<(ClaimId, String)> {
-        self.not_unprepared.values().cloned().collect()
-    }
-
-    /// Remembers how an Unprepare ended, for the event on the claim's pods.
-    pub fn note_unprepare(&mut self, id: &ClaimId, answer: &Result<(), Error>) {
-        match answer {
-            Ok(()) => drop(self.not_unprepared.remove(&id.uid)),
-            Err(error) => drop(
-                self.not_unprepared
-                    .insert(id.uid.clone(), (id.clone(), error.to_string())),
-            ),
-        }
     }
 }
 

@@ -459,6 +459,7 @@ impl Node {
 
     fn remove(&mut self, uid: &str) -> Result<(), Error> {
         check_uid(uid)?;
+        self.keep_not_started(uid);
         self.remove_files(uid)?;
         self.prepared_at.remove(uid);
         if self.checkpoint.claims.remove(uid).is_some() {

@@ -7,6 +7,7 @@
 //! limits files are damaged too, the claim is left alone, because a pod may use it; kubelet will unprepare it. A claim directory without record and CDI file
 //! was never reported to kubelet, or is unprepared, and is removed at a start.
 
+use super::failures::Failures;
 use super::prepare::{Turn, WithoutRecord, same_results};
 use super::{Damages, Error, Living, Node, Scanned};
 use crate::arbitration::{Arbitration, SLOTS, Sharing};
@@ -57,7 +58,7 @@ impl Node {
             unclaimed: None,
             prepared_at: BTreeMap::new(),
             damages: Damages::default(),
-            not_unprepared: BTreeMap::new(),
+            failures: Failures::default(),
             living,
             config,
         };

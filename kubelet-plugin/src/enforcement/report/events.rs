@@ -6,13 +6,14 @@
 use super::super::event_log::{EventLog, Notice};
 use super::super::notices::{self, Entries};
 use super::super::observations::Observations;
+use super::super::verdicts::refusals::EVENT_EVERY;
 use crate::api::{Claims, Events};
-use crate::dra::claimdir::HookReport;
 use crate::dra::node::{Node, SharedNode};
 use crate::dra::share::ClaimId;
 use crate::metrics::Metrics;
 use crate::ready::{Readiness, State as Part, WAITING};
 use k8s_openapi::api::core::v1::ObjectReference;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,9 @@ pub(crate) struct Reporter {
     log: EventLog,
     /// Events that are reported once, and are not on all objects yet.
     waiting: VecDeque<Notice>,
+    /// When the pods of a claim were last told that a hook let a container not start, by the claim's UID and the hook. kubelet
+    /// starts the container again and again.
+    not_started: BTreeMap<(String, String), Instant>,
     metrics: Metrics,
     /// The parts of the plugin that do not work, and since when.
     failing: BTreeMap<&'static str, Instant>,
@@ -40,6 +44,7 @@ impl Reporter {
         Self {
             log: EventLog::default(),
             waiting: VecDeque::new(),
+            not_started: BTreeMap::new(),
             metrics,
             failing: BTreeMap::new(),
             node_object,
@@ -147,10 +152,11 @@ impl Reporter {
                 node.not_unprepared(),
                 unhealthy,
                 node.take_damages(),
-                hook_reports(node),
+                node.take_not_started(),
+                without_glibc(node),
             )
         });
-        let (claims, failed, unhealthy, damages, reports) = read.await.unwrap_or_default();
+        let (claims, failed, unhealthy, damages, not_started, reported) = read.await.unwrap_or_default();
         if let Some((due, unsure)) = unhealthy {
             // While a GPU's driver does not answer, the pods keep the event, and it is not created a second time.
             let lasts =
@@ -167,35 +173,35 @@ impl Reporter {
             self.waiting
                 .push_back(notices::checkpoint_damaged(damage, &self.node_object));
         }
-        self.report_waiting(api).await;
-        for reason in [notices::NO_GLIBC, notices::NOT_STARTED] {
-            let is_prepared = |subject: &str| subject.split(' ').next().is_some_and(|uid| claims.contains(uid));
-            self.log.keep(reason, is_prepared);
+        let now = Instant::now();
+        self.not_started
+            .retain(|_, last| now.saturating_duration_since(*last) < EVENT_EVERY);
+        for failed in not_started {
+            let hook = failed.why.split(':').next().unwrap_or_default().to_owned();
+            if let Entry::Vacant(entry) = self.not_started.entry((failed.claim.uid.clone(), hook)) {
+                entry.insert(now);
+                self.waiting.extend(notices::not_started(failed));
+            }
         }
-        for (report, id, why) in reports {
+        self.report_waiting(api).await;
+        self.log.keep(notices::NO_GLIBC, |uid| claims.contains(uid));
+        for id in reported {
             let uid = id.uid.clone();
-            let notice = match report {
-                HookReport::NoGlibc => notices::no_glibc(id),
-                HookReport::NotStarted => notices::not_started(id, &why),
-            };
-            if self.log.warn(api, &notice).await {
+            if self.log.warn(api, &notices::no_glibc(id)).await {
                 // The hook may report a later pod.
-                let dropped = node.read(move |node| node.dirs().drop_taken(report, &uid)).await;
+                let dropped = node.read(move |node| node.dirs().drop_no_glibc(&uid)).await;
                 if let Ok(Err(error)) = dropped {
-                    tracing::warn!(%error, "a hook's report stays: {report:?}");
+                    tracing::warn!(%error, "the hook's report of a container without glibc stays");
                 }
             }
         }
     }
 }
 
-/// Reports of hooks that are not on all pods of their claim yet. A claim that was rebuilt from limits files has no name to look
-/// up until `clean_up` has found it.
-fn hook_reports(node: &Node) -> Vec<(HookReport, ClaimId, String)> {
+/// Claims with a report of the hook that is not on all of their pods yet. A claim that was rebuilt from limits files has no
+/// name to look up until `clean_up` has found it.
+fn without_glibc(node: &Node) -> Vec<ClaimId> {
     let claims = node.claims().claims.iter().filter(|(_, entry)| !entry.name.is_empty());
-    let reports = claims.flat_map(|(uid, entry)| {
-        let of = |report| Some((report, entry.id(uid), node.dirs().take(report, uid)?));
-        [HookReport::NoGlibc, HookReport::NotStarted].into_iter().filter_map(of)
-    });
-    reports.collect()
+    let reported = claims.filter(|(uid, _)| node.dirs().take_no_glibc(uid));
+    reported.map(|(uid, entry)| entry.id(uid)).collect()
 }
