@@ -64,7 +64,10 @@ fn gpus_have_configured_sizes_and_nvlinks() {
     let memory: Vec<u64> = of(&sized, "memory").iter().filter_map(Value::as_u64).collect();
     assert_eq!(memory, [8 << 30, 8 << 30, 8 << 30, 8 << 30, 8 << 30, 4_u64 << 30]);
     // NVML's own figure is not named: a claim's record would not be readable by the first release.
-    assert_eq!(of(&sized, "memorySource")[4..], [Value::Null, Value::from("configured")]);
+    assert_eq!(
+        of(&sized, "memorySource")[4..],
+        [Value::Null, Value::from("configured")]
+    );
     let said = text(&sized["contradictions"][0]);
     assert!(
         said.contains(&uuids[4]) && said.contains("nvidia-smi nvlink --status"),

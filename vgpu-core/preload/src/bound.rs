@@ -18,13 +18,16 @@
 //! made read-only are made writable for the change and read-only again. A slot is one word, so a thread in a call sees
 //! either value.
 //!
-//! How it fails: if pages cannot be made writable, or libc does not tell their size, the slots stay as they are. If there is no shim, they stay too; but
-//! if there has to be one (`shim::is_demanded`), they lead to a function that fails.
+//! How it fails: if pages cannot be made writable, the slots stay as they are. If there is no shim, they stay too; but if
+//! there has to be one (`shim::is_demanded`), they lead to a function that fails.
 #![allow(unsafe_code)] // Words of other objects.
 
 use core::{
     ffi::c_int,
-    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    sync::atomic::{
+        AtomicBool, AtomicU64, AtomicUsize,
+        Ordering::{Relaxed, Release},
+    },
 };
 
 use crate::{
@@ -191,10 +194,7 @@ fn redirect(report: &Report, functions: &Functions, later: fn(Text) -> bool) {
 
 /// Calls `target` with the value and the name of each slot of the object, and stores the result, if any, in the slot.
 fn store(report: &Report, object: &Object, target: &dyn Fn(usize, Text) -> Option<usize>) {
-    let Some(page) = loader::page_size() else {
-        return;
-    };
-    let sealed = report.sealed(page);
+    let sealed = report.sealed(loader::page_size());
     let mut opened = false;
     object.imports(&mut |name, slot| {
         if !slot.is_aligned() {
@@ -214,7 +214,8 @@ fn store(report: &Report, object: &Object, target: &dyn Fn(usize, Text) -> Optio
                 return false;
             }
         }
-        word.store(target, Relaxed);
+        // Another thread that calls through the slot sees the whole shim.
+        word.store(target, Release);
         false
     });
     if let (Some((start, length)), true) = (sealed, opened) {

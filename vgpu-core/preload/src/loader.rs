@@ -265,13 +265,17 @@ impl Function {
     }
 }
 
-/// Returns the size of a page, a power of two: on arm64 the kernel's builder chooses it.
-pub(crate) fn page_size() -> Option<usize> {
+/// Returns the size of a page, a power of two: on arm64 the kernel's builder chooses it. If libc does not say, the smallest:
+/// where that is wrong, the kernel refuses to change pages, as it may for other reasons.
+pub(crate) fn page_size() -> usize {
     type PageSize = unsafe extern "C" fn() -> c_int;
-    let address = Function::PageSize.find()?;
-    // SAFETY: getpagesize has this type, and no conditions.
-    let size = unsafe { core::mem::transmute::<usize, PageSize>(address)() };
-    usize::try_from(size).ok().filter(|size| size.is_power_of_two())
+    let asked = || {
+        let address = Function::PageSize.find()?;
+        // SAFETY: getpagesize has this type, and no conditions.
+        let size = unsafe { core::mem::transmute::<usize, PageSize>(address)() };
+        usize::try_from(size).ok().filter(|size| size.is_power_of_two())
+    };
+    asked().unwrap_or(4096)
 }
 
 /// Returns the next definition after this library among the start-up objects.

@@ -30,7 +30,7 @@ macro_rules! jump {
     };
 }
 
-/// On arm64, x16 passes the index; it and x17 are for such jumps.
+/// On arm64, x16 passes the index. The ABI reserves x16 and x17 for jumps between libraries.
 #[cfg(target_arch = "aarch64")]
 macro_rules! jump {
     ($name:ident, $index:literal) => {
@@ -41,7 +41,8 @@ macro_rules! jump {
                 "mov w16, {index}",
                 "adrp x17, {table}",
                 "add x17, x17, :lo12:{table}",
-                "ldr x17, [x17, x16, lsl #3]",
+                "add x17, x17, x16, lsl #3",
+                "ldar x17, [x17]", // what was written before the address was stored is seen
                 "br x17",
                 index = const $index,
                 table = sym $crate::jump::TABLE,

@@ -15,8 +15,8 @@
 //! meanwhile, with the same effect. If the range is refused (a seccomp filter, mmap_min_addr), a lock may have any
 //! address: a dead process's bytes may then be released microseconds before its driver releases the memory. The same
 //! happens to a lane's or a reaper's lock if its part of the range is full, which takes some thirty shares in one
-//! process. With pages of 64 KiB the range is 32 MiB long, and a program that is linked to a fixed address has some of
-//! them. A program may want any number of holds on exported objects: they have their own part of the range, and a
+//! process. With pages of 64 KiB the range is 32 MiB long, and a program that is linked to a fixed address occupies part
+//! of it. A program may want any number of holds on exported objects: they have their own part of the range, and a
 //! hold that finds it full is refused, because its memory can be charged twice instead.
 #![allow(unsafe_code)] // mmap, madvise and munmap of mappings of our own.
 
@@ -26,8 +26,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// First address of the range for locks: above every usual mmap_min_addr, below programs that are linked to fixed
-/// addresses.
+/// First address of the range for locks: above every usual mmap_min_addr and, with pages of 4 KiB, below programs that are
+/// linked to fixed addresses.
 const LOW: usize = 0x10_0000;
 /// Maximum number of shared locks in one process.
 pub const MOST_SHARED: usize = 400;
