@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# check-dist.sh [DIST [SYMBOLS]]: checks the promises of every release artefact in its ELF headers.
+# check-dist.sh [DIST [SYMBOLS [ARCH]]]: checks the promises of every release artefact in its ELF headers.
 #
 # SYMBOLS is the folder of unstripped copies (dist.sh); without it they are not checked.
+# ARCH: amd64 or arm64; without it this machine's.
 # Prints one line for each broken promise, with the file and the finding; exits with 1 if there is any.
 . "$(dirname "$0")/env.sh"
+. "$root/build/arch.sh"
 
+arch_use "${3:-$(arch_own)}"
 dist=${1:-$root/dist} symbols=${2:-}
 findings=0
 
@@ -31,7 +34,18 @@ some() {
 
 check_present() { # FILE
   [ -s "$dist/$1" ] || { finding "$1" "missing: run \`make dist\`"; return 1; }
-  readelf -h "$dist/$1" 2>/dev/null | grep 'X86-64' >/dev/null || { finding "$1" "not an ELF file for x86-64"; return 1; }
+  readelf -h "$dist/$1" 2>/dev/null | grep "Machine: .*$ARCH_READELF" >/dev/null || { finding "$1" "not an ELF file for $ARCH"; return 1; }
+  check_pages "$1"
+}
+
+# The kernel maps whole pages. On arm64 they have up to 64 KiB.
+check_pages() { # FILE
+  local least=0x1000 segments align
+  [ "$ARCH" != arm64 ] || least=0x10000
+  segments=$(readelf -lW "$dist/$1" | awk '$1 == "LOAD" {print $NF}')
+  for align in $segments; do
+    [ $((align)) -ge $((least)) ] || finding "$1" "a segment is aligned to $align, less than a page of $least: link it with -z max-page-size"
+  done
 }
 
 # A user's stack trace has a build ID and offsets. Without the build ID, nobody knows to which file the offsets belong.
@@ -107,7 +121,7 @@ names() {
   echo "$list"
 }
 
-readonly LIBC="libc.so.6 ld-linux-x86-64.so.2 libdl.so.2 libpthread.so.0"
+readonly LIBC="libc.so.6 $ARCH_LOADER libdl.so.2 libpthread.so.0"
 # shellcheck disable=SC2086 # LIBC is a list of words
 {
   cuda=$(names cuda.txt)

@@ -13,7 +13,7 @@ import sys
 root = os.path.realpath(sys.argv[1])
 listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=root, capture_output=True, text=True)
 files = listed.stdout.split() if listed.returncode == 0 and listed.stdout else [f for f in os.listdir(root) if f.endswith(".md")]
-targets = set(re.findall(r"^([a-z-]+):", open(os.path.join(root, "Makefile")).read(), re.M))
+targets = set(re.findall(r"^([a-z0-9-]+):", open(os.path.join(root, "Makefile")).read(), re.M))
 mistakes = []
 
 
@@ -30,7 +30,7 @@ for name in sorted(files):
     if not os.path.exists(path):
         continue
     text = open(path).read()
-    for target in re.findall(r"(?:^|[`&] ?)make ([a-z-]+)", text, re.M):
+    for target in re.findall(r"(?:^|[`&] ?)make ([a-z0-9-]+)", text, re.M):
         if target not in targets:
             mistakes.append(f"{name}: make {target}: the Makefile has no such target")
     prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)

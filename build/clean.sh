@@ -4,4 +4,4 @@
 as_caller "$@"
 cd "$root"
 cargo clean
-rm -rf dist release
+rm -rf dist dist-* release

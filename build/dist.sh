@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# dist.sh: builds the release artefacts into dist/ and checks each of them (check-dist.sh).
-# dist.sh --for-tests: the same folder for the tests of this machine, in target/test-dist.
+# dist.sh: builds the release artefacts into dist/ and checks each of them (check-dist.sh). ARCH=arm64 or ARCH=amd64: those
+# for that architecture, in dist-ARCH/ unless it is this machine's; ARCH=both: first this machine's.
+# dist.sh --for-tests: the same folder for the tests of this machine, in target/test-dist. With ARCH of another machine, in
+# target/test-dist-ARCH: only what a share needs, for an emulator (arm64.sh).
 # dist.sh --dissect: only libvgpu-dissect.so, in target/dissect-dist: its parts can be switched off
 # (docs/debugging.md).
 #
@@ -11,20 +13,32 @@
 # and only if its bytes changed, so an interrupted run leaves no half file, and a run without changes
 # only asks cargo and checks.
 #
+# For another architecture zig links too. Only the hook needs that architecture's C compiler: zig has no static glibc.
+#
 # For tests, libraries and the static hook are those of the release. The other programs come from the build of the workspace that
 # the tests need anyway (profile dev, this machine's glibc), which saves the minutes of a build for size. They differ
 # in size and speed, and check overflows and debug assertions.
 . "$(dirname "$0")/env.sh"
+. "$root/build/arch.sh"
 . "$root/build/zigbuild.sh"
 . "$root/build/crates.sh"
 as_caller "$@"
 
-readonly TRIPLE=x86_64-unknown-linux-gnu GLIBC=2.17
+architectures=$(arch_list)
+if [ "${ARCH:-}" = both ]; then
+  [ -z "${1:-}${VGPU_DIST:-}" ] || fail "ARCH=both: leave VGPU_DIST unset and write no $*: name one architecture"
+  for ARCH in $(arch_own; grep -v "^$(arch_own)$" <<<"$architectures"); do ARCH=$ARCH "$0"; done
+  exit
+fi
+arch_use "$architectures"
+readonly TRIPLE=$ARCH_TRIPLE GLIBC=2.17
+suffix='' foreign=''
+[ "$ARCH" = "$(arch_own)" ] || suffix=-$ARCH foreign=1
 for_tests='' dissect=''
 case ${1:-} in
-  '') dist=${VGPU_DIST:-$root/dist} ;;
-  --for-tests) for_tests=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/test-dist} ;;
-  --dissect) dissect=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/dissect-dist} ;;
+  '') dist=${VGPU_DIST:-$(arch_dist "$ARCH")} ;;
+  --for-tests) for_tests=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/test-dist$suffix} ;;
+  --dissect) dissect=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/dissect-dist$suffix} ;;
   *) fail "$1: write nothing, --for-tests or --dissect" ;;
 esac
 # The caller's flags would replace ours, or build something else than the release.
@@ -33,8 +47,9 @@ wrapper=${RUSTC_WORKSPACE_WRAPPER:-} # test.sh: clippy's driver, for programs an
 export VGPU_ROOT=$root RUSTC_WORKSPACE_WRAPPER=rustc-same-paths.sh PATH=$PATH:$root/build
 
 "$root/build/prerequisites.sh" build
+[ -z "$foreign" ] || "$root/build/prerequisites.sh" "$ARCH"
 cd "$root"
-symbols=$CARGO_TARGET_DIR/symbols${for_tests:+-for-tests}
+symbols=$CARGO_TARGET_DIR/symbols${for_tests:+-for-tests}$suffix
 mkdir -p "$CARGO_TARGET_DIR" "$dist" "$symbols"
 exec 9>"$CARGO_TARGET_DIR/.dist${for_tests:+-for-tests}${dissect:+-dissect}.lock"
 flock 9 # concurrent runs wait for each other
@@ -44,15 +59,30 @@ crates_take
 # Builds the libraries and the hook, which are the same in both folders.
 libraries() {
   cargo zigbuild --release --target $TRIPLE.$GLIBC -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml &&
-    cargo zigbuild --profile preload --target $TRIPLE.$GLIBC -p vgpu-preload &&
+    preload_library &&
     # Its own target folder, so that the flag does not cause rebuilds for others.
     cargo build --release --target $TRIPLE --target-dir "$CARGO_TARGET_DIR/static" -p vgpu-cdi-hook \
+      ${foreign:+--config "target.$TRIPLE.linker=\"$ARCH_GNU-gcc\""} \
       --config "target.$TRIPLE.rustflags=[\"-C\",\"target-feature=+crt-static\"]"
+}
+
+# arm64's compiler calls functions for atomics, which look up the processor's features in a constructor, and by a function
+# of libc. The library has neither.
+preload_library() {
+  local flags=()
+  [ "$ARCH" != arm64 ] || flags=(--config "target.$TRIPLE.rustflags=[\"-C\",\"target-feature=-outline-atomics\"]")
+  cargo zigbuild --profile preload --target $TRIPLE.$GLIBC -p vgpu-preload "${flags[@]}"
 }
 
 # In its own target folder, because another feature would rebuild the release's crates.
 dissecting_library() {
   cargo zigbuild --release --target $TRIPLE.$GLIBC --target-dir "$CARGO_TARGET_DIR/dissect" -p vgpu-shim --features dissect
+}
+
+# What a share needs, linked by the cross compiler's glibc.
+programs_for_emulated_tests() {
+  RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --target $TRIPLE --config "target.$TRIPLE.linker=\"$ARCH_GNU-gcc\"" \
+    --bin vgpu --bin gpu-client -p vgpu-cli -p gpu-client
 }
 
 # With all features that any test needs, so that `cargo test --workspace` compiles none of it again.
@@ -69,6 +99,11 @@ programs_for_tests() {
 if [ -n "$dissect" ]; then
   say "building the library whose parts can be switched off (glibc $GLIBC)"
   dissecting_library
+elif [ -n "$for_tests" ] && [ -n "$foreign" ]; then
+  say "building what a share needs on $ARCH, and the libraries (glibc $GLIBC)"
+  libraries
+  programs_for_emulated_tests
+  programs=$TRIPLE/debug
 elif [ -n "$for_tests" ]; then
   say "building the programs for tests, and the libraries (glibc $GLIBC)"
   # Both at the same time: the last crates of either leave a core idle.
@@ -85,7 +120,7 @@ else
     -p vgpu-client -p vgpu-driver-limit
   libraries
   # Not an artefact. Cargo builds it only for tests of its own package, but tests of other packages start it too.
-  RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --workspace --bin gpu-client
+  [ -n "$foreign" ] || RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --workspace --bin gpu-client
   programs=$TRIPLE/programs
 fi
 
@@ -94,9 +129,9 @@ place() {
   local name=${2##*/} new twin
   new=$dist/.$name.new twin=$symbols/.$name.new
   install -m 755 "$CARGO_TARGET_DIR/$1" "$new"
-  strip "$new" # symbols are most of a file
+  ${foreign:+$ARCH_GNU-}strip "$new" # symbols are most of a file
   settle "$new" "$dist/$2"
-  case $1 in debug/*) return ;; esac # tests need no symbols of their programs
+  case $1 in */debug/* | debug/*) return ;; esac # tests need no symbols of their programs
   cp --reflink=auto "$CARGO_TARGET_DIR/$1" "$twin"
   settle "$twin" "$symbols/$name"
 }
@@ -116,11 +151,12 @@ if [ -n "$dissect" ]; then
 fi
 
 mkdir -p "$dist/soft-gpu"
-place $programs/vgpu-kubelet-plugin vgpu-kubelet-plugin
-place $programs/vgpu-controller vgpu-controller
 place $programs/vgpu vgpu
-place $programs/vgpu-client vgpu-client
-place $programs/vgpu-driver-limit vgpu-driver-limit
+if [ -z "$foreign" ] || [ -z "$for_tests" ]; then
+  for program in vgpu-kubelet-plugin vgpu-controller vgpu-client vgpu-driver-limit; do
+    place $programs/$program $program
+  done
+fi
 place static/$TRIPLE/release/vgpu-cdi-hook vgpu-cdi-hook
 place $TRIPLE/release/libvgpu.so libvgpu.so
 place $TRIPLE/preload/libvgpu_preload.so libvgpu-preload.so
@@ -142,4 +178,4 @@ combine >"$dist/.libvgpu-hami.so.new"
 chmod 755 "$dist/.libvgpu-hami.so.new"
 settle "$dist/.libvgpu-hami.so.new" "$dist/libvgpu-hami.so"
 
-[ -n "$for_tests" ] || "$root/build/check-dist.sh" "$dist" "$symbols"
+[ -n "$for_tests" ] || "$root/build/check-dist.sh" "$dist" "$symbols" "$ARCH"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# prerequisites.sh local | build | demo | guest | dmem [--only-check]: checks this machine's programs for a share without
-# a cluster, for building dist/, for a cluster, for an emulated machine with a cluster, or for building a kernel. It does
-# not check rights and sizes; `vgpu-e2e preflight` tries them.
+# prerequisites.sh local | build | arm64 | emulate | demo | guest | dmem [--only-check]: checks this machine's programs for a
+# share without a cluster, for building dist/, the same for another architecture, for running its programs, for a cluster,
+# for an emulated machine with a cluster, or for building a kernel. It does not check rights and sizes; `vgpu-e2e preflight` tries them.
 #
 # Rust and Go are only reported if they are missing or too old, because distributions ship old versions. Everything
 # else is installed if apt and root (or sudo) are available, else reported; --only-check installs nothing. All missing
@@ -61,6 +61,14 @@ links_statically() {
   echo 'int main(void) { return 0; }' | cc -static -x c -o /dev/null -
 }
 
+links_statically_for_arm64() {
+  echo 'int main(void) { return 0; }' | aarch64-linux-gnu-gcc -static -x c -o /dev/null -
+}
+
+rustup_has_target() {
+  [ -d "$(rustc --print sysroot)/lib/rustlib/$1/lib" ]
+}
+
 # Debian 12's runc is sufficient; building runc with seccomp needs the library's headers.
 runc_or_seccomp() {
   pkg-config --exists libseccomp || at_least "$(runc --version | sed -n 's/^runc version //p')" 1.1
@@ -115,6 +123,16 @@ if [ "$mode" = guest ]; then
   need e2fsprogs "mke2fs" sh -c 'PATH=$PATH:/sbin:/usr/sbin command -v mke2fs'
   need util-linux "setpriv" sh -c 'command -v setpriv'
   [ "$(id -u)" = 0 ] || need uidmap "newuidmap" sh -c 'command -v newuidmap'
+fi
+if [ "$mode" = arm64 ] || [ "$mode" = emulate ]; then
+  rustup_has_target aarch64-unknown-linux-gnu ||
+    missing+=("Rust's library for arm64: rustup target add aarch64-unknown-linux-gnu")
+  need gcc-aarch64-linux-gnu "a C compiler for arm64" sh -c 'command -v aarch64-linux-gnu-gcc'
+  need libc6-dev-arm64-cross "the C library's headers and static library for arm64" links_statically_for_arm64
+  need binutils-aarch64-linux-gnu "strip for arm64" sh -c 'command -v aarch64-linux-gnu-strip'
+fi
+if [ "$mode" = emulate ]; then
+  need qemu-user-static "qemu-aarch64-static" sh -c 'command -v qemu-aarch64-static'
 fi
 if [ "$mode" = dmem ]; then
   for program in make flex bison bc xz; do

@@ -30,7 +30,7 @@ broken_artefacts_are_named() {
   mkdir -p "$work/dist"
   library libvgpu.so 'const char *off = "VGPU_DISSECT"; int nothing; int memory_of_tomorrow(void); double cos(double); double f(double x) { return cos(x) + memory_of_tomorrow(); }' -lm -Wl,--build-id=sha1 -Wl,-soname,libcuda.so.1
   library libvgpu-preload.so 'int puts(const char *); void dlsym(void) {} void cuInit(void) { puts(""); }' -Wl,--build-id=none
-  library soft-gpu/libcuda.so.1 'int fcntl64(int, int, ...); int cuInit(void) { return fcntl64(0, 0); }' -Wl,-soname,other.so
+  library soft-gpu/libcuda.so.1 'int fcntl64(int, int, ...); int cuInit(void) { return fcntl64(0, 0); }' -Wl,-soname,other.so -Wl,-z,max-page-size=2048
   cc -x c -o "$work/dist/vgpu-cdi-hook" - <<<'int main(void) { return 0; }'
   echo text >"$work/dist/vgpu"
   library ../symbols/libvgpu.so 'int other;' -s
@@ -55,8 +55,11 @@ broken_artefacts_are_named() {
   expect 'soft-gpu/libnvidia-ml.so.1: missing: run `make dist`' "$out"
   expect 'vgpu-cdi-hook: is not static: it asks for /lib64/ld-linux-x86-64.so.2' "$out"
   expect 'vgpu-cdi-hook: needs libc.so.6; allowed: nothing' "$out"
-  expect 'vgpu: not an ELF file for x86-64' "$out"
+  expect 'vgpu: not an ELF file for amd64' "$out"
+  expect 'soft-gpu/libcuda.so.1: a segment is aligned to 0x800, less than a page of 0x1000' "$out"
   expect 'vgpu-kubelet-plugin: missing' "$out"
+  out=$(build/check-dist.sh "$work/dist" '' arm64 2>&1) || true
+  expect 'libvgpu.so: not an ELF file for arm64' "$out"
 }
 
 # The summary of test.sh shows where and why a test failed.
@@ -348,7 +351,7 @@ no_pipe_ends_in_a_reader_that_stops_early() {
 the_notes_of_a_release_lead_into_its_tag() {
   local tree=$work/clone out
   mkdir -p "$tree/build" "$tree/deploy/helm/dra-driver-vgpu"
-  cp build/env.sh build/release.sh "$tree/build"
+  cp build/env.sh build/arch.sh build/release.sh "$tree/build"
   printf '[workspace.package]\nversion = "0.3.0"\n' >"$tree/Cargo.toml"
   printf 'version: 0.3.0\nappVersion: 0.3.0\n' >"$tree/deploy/helm/dra-driver-vgpu/Chart.yaml"
   printf '## [Unreleased]\n\nlater\n\n## [0.3.0] - 2027-01-01\n\n- [page](docs/a.md#b), [site](https://example.com/c)\n\n## [0.2.0]\n\nearlier\n' >"$tree/CHANGELOG.md"

@@ -37,11 +37,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use vgpu_abi::arbitration::slot_file_name;
 use vgpu_abi::paths::{
-    ARBITRATION, LEDGER, LIBCUDA, LIBNVIDIA_ML, NAMESPACE_DIR, NODE_MARK_DIR, PRELOAD_FILE, SHIM_FILE, SHIM_NAMES,
+    ARBITRATION, CONTAINER_LIBRARY_DIRS, LEDGER, LIBCUDA, LIBNVIDIA_ML, NAMESPACE_DIR, NODE_MARK_DIR, PRELOAD_FILE,
+    SHIM_FILE, SHIM_NAMES,
 };
 
 const LOADERS_FILE: &str = "/etc/ld.so.preload";
-const LIBRARY_FOLDERS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// The inputs of the mounts, collected before COMMAND's process exists.
@@ -243,7 +243,7 @@ impl Namespace {
 
 /// The loader's library folder; None if there are mounts inside it, which an overlay would hide.
 fn overlay_folder() -> Option<PathBuf> {
-    let mut folders = LIBRARY_FOLDERS
+    let mut folders = CONTAINER_LIBRARY_DIRS
         .iter()
         .filter_map(|folder| Path::new(folder).canonicalize().ok());
     let folder = folders.find(|folder| folder.is_dir())?;

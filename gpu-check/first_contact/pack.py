@@ -55,7 +55,7 @@ def debian_tools(checkout, to):
     status, root = output("cargo", "run", "--quiet", "--package", "vgpu-cache", "--", *DEBIAN, cwd=str(checkout))
     if status:
         return root.splitlines()[-1] if root else "cargo fails"
-    libraries = os.path.join(root, "usr/lib/x86_64-linux-gnu")
+    libraries = os.path.join(root, tools.FOLDERS[1][1])
     loader = os.path.join(libraries, tools.LOADER)
     for folder in ("bin", "lib"):
         os.makedirs(os.path.join(to, folder))

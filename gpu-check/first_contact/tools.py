@@ -9,9 +9,11 @@ import os
 import shutil
 import subprocess
 
+from vgpu_check import arch
+
 NATIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
-LOADER = "ld-linux-x86-64.so.2"
-FOLDERS = (("bin", "lib"), ("usr/bin", "usr/lib/x86_64-linux-gnu"))
+LOADER = arch.names().loader
+FOLDERS = (("bin", "lib"), ("usr/bin", "usr/lib/" + arch.names().triplet))
 # Programs that need no loader. One that starts itself again cannot be started through another loader.
 STATIC, BY_ITSELF = "static", ("runc",)
 LIBRARIES = ("stop", "injection")

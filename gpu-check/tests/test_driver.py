@@ -96,7 +96,9 @@ class Order(Roots):
         text = pathlib.Path(__file__).resolve().parents[2].joinpath("kubelet-plugin/find-driver/src/lib.rs").read_text()
         for name in ("LOADER_FOLDERS", "OTHER_FOLDERS"):
             part = text.split("pub const {}".format(name))[1].split("[\n")[1].split("]")[0]
-            folders = tuple(line.strip().strip(',"') for line in part.splitlines() if line.strip())
+            # `concat!("usr/lib/", arch!(triplet), "/nvidia"),` or `"usr/lib",`
+            part = part.replace("arch!(triplet)", '"' + driver.NATIVE.triplet + '"')
+            folders = tuple("".join(line.split('"')[1::2]) for line in part.splitlines() if line.strip())
             self.assertEqual(folders, getattr(driver, name))
 
 

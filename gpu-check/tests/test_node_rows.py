@@ -3,7 +3,7 @@
 import copy
 import unittest
 
-from vgpu_check import node_rows, rows
+from vgpu_check import arch, node_rows, rows
 
 MIB = rows.MIB
 LIMIT = 2048 * MIB
@@ -177,14 +177,17 @@ class Injection(unittest.TestCase):
         lost = {**self.FOUND, "missing": ["/dev/nvidia7 does not exist"]}
         self.assertIn("/dev/nvidia7", failed(node_rows.nodes(lost, "a", present))["device nodes of a container with this GPU"])
 
-    def test_the_loaders_list_is_read_for_x86_64(self):
+    def test_the_loaders_list_is_read_for_one_architecture(self):
         text = (
             "2 libs found in cache `/etc/ld.so.cache'\n"
             "\tlibcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1\n"
             "\tlibcuda.so.1 (libc6) => /lib/i386-linux-gnu/libcuda.so.1\n"
             "\tlibnvidia-ml.so.1 (libc6,x86-64, OS ABI: Linux 2.3.99) => /l/libnvidia-ml.so.1\n"
+            "\tlibcuda.so.1 (libc6,AArch64) => /lib/aarch64-linux-gnu/libcuda.so.1\n"
         )
-        self.assertEqual(node_rows.loader_paths(text), ["/lib/x86_64-linux-gnu/libcuda.so.1", "/l/libnvidia-ml.so.1"])
+        paths = [node_rows.loader_paths(text, arch.names(kernel)) for kernel in ("x86_64", "aarch64")]
+        self.assertEqual(paths[0], ["/lib/x86_64-linux-gnu/libcuda.so.1", "/l/libnvidia-ml.so.1"])
+        self.assertEqual(paths[1], ["/lib/aarch64-linux-gnu/libcuda.so.1"])
         names = ["libcuda.so.535.1", "libcuda.so.535.1.2", "libcuda.so.1", "nvidia.so.535.1", "libz.so.535x1"]
         self.assertEqual(node_rows.of_version(names, "535.1"), {"libcuda.so.535.1"})
 

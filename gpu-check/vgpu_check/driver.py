@@ -10,13 +10,16 @@ import os
 import stat
 import struct
 
+from . import arch
+
+NATIVE = arch.names()
 LIBCUDA, LIBNVIDIA_ML = "libcuda.so.1", "libnvidia-ml.so.1"
 CACHE = "etc/ld.so.cache"
 # A cache of thousands of libraries is smaller than one MiB.
 CACHE_MAX = 16 << 20
-LOADER_FOLDERS = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib")
+LOADER_FOLDERS = ("lib/" + NATIVE.triplet, "usr/lib/" + NATIVE.triplet, "lib64", "usr/lib64", "lib", "usr/lib")
 OTHER_FOLDERS = (
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/" + NATIVE.triplet + "/nvidia/current",
     "usr/lib/nvidia",
     "usr/local/nvidia/lib64",
     "usr/local/nvidia/lib",
@@ -32,7 +35,6 @@ MAX_LINKS = 40
 
 MAGIC = b"glibc-ld.so.cache1.1"
 HEADER, ENTRY = 48, struct.Struct("=III12x")
-X86_64 = 0x0303
 PATH_MAX, MOST = 4096, 32
 
 
@@ -148,7 +150,7 @@ def cached(cache, name):
     key = os.fsencode(name) + b"\0"
     for index in range(count):
         flags, at, value = ENTRY.unpack_from(cache, HEADER + index * ENTRY.size)
-        if flags & 0xFFFF == X86_64 and cache[at : at + len(key)] == key:
+        if flags & 0xFFFF == NATIVE.cache_flags and cache[at : at + len(key)] == key:
             path, end, _ = bytes(cache[value : value + PATH_MAX]).partition(b"\0")
             found.append(os.fsdecode(path) if end else "")
             if len(found) == MOST:

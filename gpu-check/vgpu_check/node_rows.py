@@ -5,6 +5,7 @@
     injection  the plugin's files for containers ─► the loader's list of the driver's libraries
 """
 
+from . import arch
 from .rows import MIB, OK, SKIPPED, TOLD, Row, mib
 
 CAPABILITIES = ("compute", "utility", "video", "graphics")
@@ -220,9 +221,9 @@ def nodes(found, uuid, present):
     return [made, row("device nodes that no container gets", TOLD, some(left), seen=str(len(left)))]
 
 
-def loader_paths(text):
-    """The paths of libraries for x86-64 in the output of `ldconfig -p`."""
-    lines = [line.rsplit(" => ", 1) for line in text.splitlines() if "x86-64" in line]
+def loader_paths(text, names=arch.names()):
+    """The paths of libraries for an architecture in the output of `ldconfig -p`."""
+    lines = [line.rsplit(" => ", 1) for line in text.splitlines() if names.ldconfig in line]
     return [parts[1].strip() for parts in lines if len(parts) == 2]
 
 

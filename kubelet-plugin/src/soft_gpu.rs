@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  /sys, the node's root ──► refuse: an NVIDIA GPU or driver
-//!  the image's libraries ──► DRIVER_ROOT/usr/lib/x86_64-linux-gnu   where the plugin finds them like a driver's
+//!  the image's libraries ──► DRIVER_ROOT/usr/lib/<architecture>   where the plugin finds them like a driver's
 //!  --gpus, the node's name ──► STATE/profile, STATE/machine-id      read by the first process that uses the folder
 //! ```
 //!
@@ -26,7 +26,7 @@ use vgpu_node::gpus::nvidia_gpus;
 /// The first argument.
 pub const ARGUMENT: &str = "soft-gpu";
 
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const LIBRARIES: &str = concat!("usr/lib/", vgpu_abi::arch!(triplet));
 /// Where drivers are looked for on the node: the distribution's, and the GPU Operator's.
 const DRIVER_ROOTS: [&str; 2] = ["", "run/nvidia/driver"];
 /// The file that a state has once it is set up.

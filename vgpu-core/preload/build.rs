@@ -14,5 +14,9 @@ fn main() {
         println!("cargo::rustc-cdylib-link-arg={argument}");
     }
     println!("cargo::rerun-if-changed=build.rs");
-    vgpu_built_from::write_note(&["vgpu-core/preload/build.rs", "vgpu-core/preload/src"]);
+    vgpu_built_from::write_note(&[
+        "vgpu-core/abi/src/arch.rs",
+        "vgpu-core/preload/build.rs",
+        "vgpu-core/preload/src",
+    ]);
 }

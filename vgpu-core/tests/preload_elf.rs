@@ -4,6 +4,9 @@
 //! It is not tested with damaged objects, because it only reads objects that the loader has accepted.
 #![allow(unsafe_code)] // The loader's lists, and look-ups by C strings.
 
+#[macro_use(arch)]
+extern crate vgpu_abi;
+
 #[allow(dead_code, unreachable_pub, reason = "the library uses the rest")]
 #[path = "../preload/src/elf.rs"]
 mod elf;

@@ -2,6 +2,8 @@
 
 use std::{fmt, io::Read};
 
+use vgpu_abi::arch;
+
 use crate::{
     list::{self, LIST},
     list_mount::{self, Wanted},
@@ -10,10 +12,10 @@ use crate::{
 
 /// The loader's path in programs, and the paths it links to on Debian and Red Hat.
 const LOADERS: [&str; 4] = [
-    "/lib64/ld-linux-x86-64.so.2",
-    "/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
-    "/usr/lib64/ld-linux-x86-64.so.2",
-    "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+    arch!(loader),
+    concat!("/lib/", arch!(triplet), "/", arch!(loader_file)),
+    concat!("/usr", arch!(loader)),
+    concat!("/usr/lib/", arch!(triplet), "/", arch!(loader_file)),
 ];
 /// Size limit of the image's list, which normally has a few paths; a loader has 200 KiB.
 const MAX_LIST: u64 = 1 << 20;
@@ -43,13 +45,15 @@ impl Reason {
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoGlibc => {
-                "its image has no glibc (no ld-linux-x86-64.so.2 that reads /etc/ld.so.preload), so its programs do \
-                 not load libvgpu-preload.so, and no CUDA program runs in it as it is; use an image with glibc 2.17 or \
-                 newer for GPU work"
-            }
-        })
+        match self {
+            Self::NoGlibc => write!(
+                f,
+                "its image has no glibc (no {} that reads /etc/ld.so.preload), so its programs do not load \
+                 libvgpu-preload.so, and no CUDA program runs in it as it is; use an image with glibc 2.17 or newer for \
+                 GPU work",
+                arch!(loader_file)
+            ),
+        }
     }
 }
 

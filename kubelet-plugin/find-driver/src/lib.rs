@@ -33,6 +33,7 @@ pub use search::Search;
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use vgpu_abi::arch;
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 
 const CACHE: &str = "etc/ld.so.cache";
@@ -40,8 +41,8 @@ const CACHE: &str = "etc/ld.so.cache";
 const CACHE_MAX: u64 = 16 << 20;
 /// Default folders of Debian's and of Red Hat's loader.
 pub const LOADER_FOLDERS: [&str; 6] = [
-    "lib/x86_64-linux-gnu",
-    "usr/lib/x86_64-linux-gnu",
+    concat!("lib/", arch!(triplet)),
+    concat!("usr/lib/", arch!(triplet)),
     "lib64",
     "usr/lib64",
     "lib",
@@ -49,7 +50,7 @@ pub const LOADER_FOLDERS: [&str; 6] = [
 ];
 /// Other places of the driver. The root itself is last: a software GPU may have all files in one folder.
 pub const OTHER_FOLDERS: [&str; 5] = [
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    concat!("usr/lib/", arch!(triplet), "/nvidia/current"),
     "usr/lib/nvidia",
     "usr/local/nvidia/lib64",
     "usr/local/nvidia/lib",

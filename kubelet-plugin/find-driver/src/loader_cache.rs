@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const HEADER: usize = 48;
 const ENTRY: usize = 24;
-/// An ELF library for libc 6 on x86-64.
-const X86_64: u32 = 0x0303;
+/// A library for libc 6 on this architecture.
+const NATIVE: u32 = vgpu_abi::arch!(cache_flags);
 /// The kernel's limit for a path.
 const PATH_MAX: usize = 4096;
 /// Limit of entries. A library has an entry for each set of CPU features and each folder of /etc/ld.so.conf.
 const MOST: usize = 32;
 
-/// The paths under which `cache` lists the 64-bit library `name`, the loader's choice first.
+/// The paths under which `cache` lists the library `name` of this architecture, the loader's choice first.
 #[must_use]
 pub(crate) fn paths(cache: &[u8], name: &str) -> Vec<PathBuf> {
     let Some(start) = cache.windows(MAGIC.len()).position(|window| window == MAGIC) else {
@@ -38,9 +38,9 @@ pub(crate) fn paths(cache: &[u8], name: &str) -> Vec<PathBuf> {
 }
 
 fn is_of(cache: &[u8], entry: &[u8], name: &str) -> bool {
-    let is_64_bit = u32_at(entry, 0).is_some_and(|flags| flags & 0xffff == X86_64);
+    let is_native = u32_at(entry, 0).is_some_and(|flags| flags & 0xffff == NATIVE);
     let rest = text(cache, entry, 4).and_then(|key| key.strip_prefix(name.as_bytes()));
-    is_64_bit && rest.is_some_and(|rest| rest.starts_with(b"\0"))
+    is_native && rest.is_some_and(|rest| rest.starts_with(b"\0"))
 }
 
 fn path(cache: &[u8], entry: &[u8]) -> Option<PathBuf> {
@@ -87,12 +87,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_64_bit_file_of_a_name_is_found_also_behind_the_older_format() {
+    fn the_native_file_of_a_name_is_found_also_behind_the_older_format() {
         let bytes = cache(&[
-            (0x0003, "libcuda.so.1", "/usr/lib/i386/libcuda.so.1"),
-            (0x0303, "libcuda.so.10", "/usr/lib/libcuda.so.10"),
-            (0x0303, "libcuda.so.1", "/opt/driver/libcuda.so.1"),
-            (0x0303, "libcuda.so.1", "/usr/lib/libcuda.so.1"),
+            (0x0003, "libcuda.so.1", "/usr/lib/other/libcuda.so.1"),
+            (NATIVE, "libcuda.so.10", "/usr/lib/libcuda.so.10"),
+            (NATIVE, "libcuda.so.1", "/opt/driver/libcuda.so.1"),
+            (NATIVE, "libcuda.so.1", "/usr/lib/libcuda.so.1"),
         ]);
         let expected = ["/opt/driver/libcuda.so.1", "/usr/lib/libcuda.so.1"].map(PathBuf::from);
         assert_eq!(paths(&bytes, "libcuda.so.1"), expected);
@@ -103,7 +103,7 @@ pub(crate) mod tests {
 
     #[test]
     fn no_cut_and_no_changed_byte_panics() {
-        let bytes = cache(&[(0x0303, "libcuda.so.1", "/usr/lib/libcuda.so.1")]);
+        let bytes = cache(&[(NATIVE, "libcuda.so.1", "/usr/lib/libcuda.so.1")]);
         for end in 0..bytes.len() {
             let _ = paths(&bytes[..end], "libcuda.so.1");
         }
@@ -117,17 +117,17 @@ pub(crate) mod tests {
     /// A wrong count, a name without an end, and paths that are endless, relative or too many.
     #[test]
     fn a_hostile_cache_costs_little_and_names_few_paths() {
-        let mut endless = cache(&[(0x0303, "libcuda.so.1", "/a")]);
+        let mut endless = cache(&[(NATIVE, "libcuda.so.1", "/a")]);
         endless[MAGIC.len()..MAGIC.len() + 4].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert_eq!(paths(&endless, "libcuda.so.1"), [PathBuf::from("/a")]);
-        let entries = vec![(0x0303, "libcuda.so.1", "/a"); 100_000];
+        let entries = vec![(NATIVE, "libcuda.so.1", "/a"); 100_000];
         assert_eq!(paths(&cache(&entries), "libcuda.so.1").len(), MOST);
         let long = format!("/{}", "a".repeat(PATH_MAX));
         for path in ["", "a", "../a", long.as_str()] {
-            let bytes = cache(&[(0x0303, "libcuda.so.1", path)]);
+            let bytes = cache(&[(NATIVE, "libcuda.so.1", path)]);
             assert_eq!(paths(&bytes, "libcuda.so.1"), Vec::<PathBuf>::new(), "{path}");
         }
-        let mut unended = cache(&[(0x0303, "libcuda.so.1", "/a")]);
+        let mut unended = cache(&[(NATIVE, "libcuda.so.1", "/a")]);
         unended.pop();
         assert_eq!(paths(&unended, "libcuda.so.1"), Vec::<PathBuf>::new());
     }

@@ -34,13 +34,14 @@ use vgpu_abi::paths::NODE_PAGE;
 /// The largest number of shares of one GPU.
 pub const SLOTS: u8 = abi::SLOTS as u8;
 const FILES: u64 = SLOTS as u64 + 1;
-const SIZE: Size = Size {
-    bytes: FILES * PAGE as u64,
-    files: FILES,
-};
 /// How often `work` is tried while tenants take pages of other files.
 const TRIES: u32 = 16;
 const NODE_MODE: u32 = 0o644;
+
+/// Room for all files of a directory, and no more: a tenant cannot make one longer.
+fn size() -> Size {
+    Size::of_files((0..FILES).map(|_| PAGE as u64))
+}
 
 /// The folder with all arbitration directories.
 #[derive(Clone, Debug)]
@@ -116,7 +117,7 @@ impl Arbitration {
         let folder = self.gpu_path(gpu);
         let made = match self.sharing {
             Sharing::Containers { tmpfs: true } => {
-                std::fs::create_dir_all(&folder).and_then(|()| tmpfs::ensure(&folder, SIZE))
+                std::fs::create_dir_all(&folder).and_then(|()| tmpfs::ensure(&folder, size()))
             }
             Sharing::Containers { tmpfs: false } => std::fs::create_dir_all(&folder),
             Sharing::Programs { .. } => open_folder(&folder),
@@ -276,7 +277,8 @@ fn found(directory: &OwnedFd, name: &str) -> Option<Found> {
 
 impl Found {
     fn has_more(self) -> bool {
-        self.length > PAGE as i64 || self.allocated > PAGE as i64
+        let most = tmpfs::page_size().max(PAGE as u64);
+        self.length > PAGE as i64 || u64::try_from(self.allocated).is_ok_and(|allocated| allocated > most)
     }
 
     fn is_short(self) -> bool {

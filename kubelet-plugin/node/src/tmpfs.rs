@@ -16,10 +16,9 @@ use vgpu_abi::paths::TMPFS_SOURCE;
 
 use crate::selinux;
 
-const PAGE: u64 = 4096;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// The capacity of a tmpfs.
+/// The capacity of a tmpfs, which counts in the kernel's pages: of 4 KiB, and on arm64 of up to 64 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     pub bytes: u64,
@@ -30,14 +29,33 @@ pub struct Size {
 // === impl Size ===
 
 impl Size {
+    /// Room for files of these lengths and no more.
+    #[must_use]
+    pub fn of_files(lengths: impl IntoIterator<Item = u64>) -> Self {
+        Self::of_pages(page_size(), lengths)
+    }
+
+    fn of_pages(page: u64, lengths: impl IntoIterator<Item = u64>) -> Self {
+        let (bytes, files) = lengths.into_iter().fold((0, 0), |(bytes, files), length| {
+            (bytes + length.next_multiple_of(page), files + 1)
+        });
+        Self { bytes, files }
+    }
+
     fn options(self, label: Option<&CStr>) -> CString {
-        let bytes = self.bytes.next_multiple_of(PAGE);
+        let bytes = self.bytes.next_multiple_of(page_size());
         let label = label.map(CStr::to_string_lossy);
         let context = label.map(|label| format!(",context=\"{label}\"")).unwrap_or_default();
         // The root folder has an inode too.
         let text = format!("size={bytes},nr_inodes={},mode=0755{context}", self.files + 1);
         CString::new(text).unwrap_or_default()
     }
+}
+
+/// Returns the size of the kernel's pages: a file of a tmpfs takes whole ones.
+#[must_use]
+pub fn page_size() -> u64 {
+    rustix::param::page_size() as u64
 }
 
 /// Returns true if `folder` is a tmpfs and not on its parent's file system.
@@ -104,6 +122,14 @@ pub(crate) mod tests {
             size.options(Some(selinux::WRITABLE)).as_c_str(),
             c"size=4096,nr_inodes=2,mode=0755,context=\"system_u:object_r:container_file_t:s0\""
         );
+    }
+
+    #[test]
+    fn each_file_takes_whole_pages() {
+        let sizes = |page| Size::of_pages(page, [192 << 10, 4096, 1]);
+        let sized = |bytes| Size { bytes, files: 3 };
+        assert_eq!(sizes(4 << 10), sized(200 << 10));
+        assert_eq!(sizes(64 << 10), sized(320 << 10));
     }
 
     #[test]

@@ -79,12 +79,10 @@ const MAX_RECORD: usize = 1 << 20;
 /// A claim has at most 32 devices, of about a kilobyte each.
 const MAX_METADATA: usize = 1 << 18;
 
-/// Room for the ledger, the limits file, and a temporary copy of one of them while it is replaced.
+/// Room for the ledger, the limits file, and a temporary copy of the latter while it is replaced.
 fn share_size(limits: &Limits) -> Size {
-    Size {
-        bytes: ledger::size(limits) as u64 + 8192,
-        files: 3,
-    }
+    const LIMITS_FILE: u64 = 4096;
+    Size::of_files([ledger::size(limits) as u64, LIMITS_FILE, LIMITS_FILE])
 }
 
 /// The folder with all claim directories.

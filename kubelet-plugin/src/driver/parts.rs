@@ -124,7 +124,11 @@ pub(super) const CONFIGURATIONS: [(&str, &str, Capabilities); 14] = [
     ("X11/xorg.conf.d/10-nvidia.conf", "/usr/share", GRAPHICS),
     ("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "/usr/share", GRAPHICS),
     ("vulkan/icd.d/nvidia_icd.json", "/etc", GRAPHICS),
-    ("vulkan/icd.d/nvidia_icd.x86_64.json", "/etc", GRAPHICS),
+    (
+        concat!("vulkan/icd.d/nvidia_icd.", vgpu_abi::arch!(uname), ".json"),
+        "/etc",
+        GRAPHICS,
+    ),
     ("vulkan/icd.d/nvidia_layers.json", "/etc", GRAPHICS),
     ("vulkan/implicit_layer.d/nvidia_layers.json", "/etc", GRAPHICS),
 ];

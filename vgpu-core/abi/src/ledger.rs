@@ -47,7 +47,10 @@ use words::{half, word};
 
 const _: () = assert!(refusal::SLOTS_AT + refusal::SLOTS * LINE == FIRST_LANE_AT);
 const _: () = assert!(FIRST_OBJECT_AT + OBJECTS * LINE + LINE == SIZE);
-const _: () = assert!(SIZE.is_multiple_of(4096), "the second ledger is mapped by itself");
+const _: () = assert!(
+    SIZE.is_multiple_of(64 << 10),
+    "the second ledger is mapped by itself, and arm64 has pages of up to 64 KiB"
+);
 
 /// The memory that the processes of a share have charged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,6 +13,8 @@
 #![forbid(unsafe_code)]
 
 pub mod arbitration;
+#[macro_use]
+pub mod arch;
 pub mod checksum;
 pub mod entitlement;
 pub mod ledger;

@@ -32,7 +32,7 @@ pub const CONTAINER_SHIM: &str = "/dev/vgpu/.lib/libcuda.so.1";
 /// The real driver's libraries in the container.
 pub const CONTAINER_DRIVER_DIR: &str = "/dev/vgpu/.driver";
 /// The loader's default folders, on Debian's and on Red Hat's layout.
-pub const CONTAINER_LIBRARY_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+pub const CONTAINER_LIBRARY_DIRS: [&str; 2] = [concat!("/usr/lib/", arch!(triplet)), "/usr/lib64"];
 /// The names under which libvgpu.so is mounted in each of [`CONTAINER_LIBRARY_DIRS`].
 pub const SHIM_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"];
 

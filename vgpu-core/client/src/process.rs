@@ -57,7 +57,15 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
         }
         "here" => {
             // SAFETY: for whoever traces this program; nothing is changed.
-            unsafe { std::arch::asm!("int3") };
+            #[cfg(target_arch = "x86_64")]
+            unsafe {
+                std::arch::asm!("int3")
+            };
+            // SAFETY: the same.
+            #[cfg(target_arch = "aarch64")]
+            unsafe {
+                std::arch::asm!("brk #0")
+            };
             "0".into()
         }
         _ => return None,
@@ -188,8 +196,10 @@ fn fill(left: u64) -> String {
 fn space(more: u64) -> String {
     let pages = std::fs::read_to_string("/proc/self/statm").expect("statm");
     let pages: u64 = pages.split(' ').next().and_then(|n| n.parse().ok()).expect("pages");
+    // SAFETY: takes a number.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
     let limit = libc::rlimit {
-        rlim_cur: pages * 4096 + more,
+        rlim_cur: pages * page + more,
         rlim_max: libc::RLIM_INFINITY,
     };
     // SAFETY: a limit in.

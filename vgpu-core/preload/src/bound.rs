@@ -18,25 +18,27 @@
 //! made read-only are made writable for the change and read-only again. A slot is one word, so a thread in a call sees
 //! either value.
 //!
-//! How it fails: if pages cannot be made writable, the slots stay as they are. If there is no shim, they stay too; but
-//! if there has to be one (`shim::is_demanded`), they lead to a function that fails.
-#![allow(unsafe_code)] // A system call, and words of other objects.
+//! How it fails: if pages cannot be made writable, the slots stay as they are. If there is no shim, they stay too; but if
+//! there has to be one (`shim::is_demanded`), they lead to a function that fails.
+#![allow(unsafe_code)] // Words of other objects.
 
 use core::{
-    arch::asm,
     ffi::c_int,
-    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    sync::atomic::{
+        AtomicBool, AtomicU64, AtomicUsize,
+        Ordering::{Relaxed, Release},
+    },
 };
 
 use crate::{
     driver::{self, is_driver},
     elf::Object,
     loader::{self, LinkMap, Report, objects},
+    machine::{SYS_MPROTECT, call},
     name::{self, Text},
     shim,
 };
 
-const SYS_MPROTECT: usize = 10;
 const PROT_READ: usize = 1;
 const PROT_WRITE: usize = 2;
 
@@ -192,7 +194,7 @@ fn redirect(report: &Report, functions: &Functions, later: fn(Text) -> bool) {
 
 /// Calls `target` with the value and the name of each slot of the object, and stores the result, if any, in the slot.
 fn store(report: &Report, object: &Object, target: &dyn Fn(usize, Text) -> Option<usize>) {
-    let sealed = report.sealed();
+    let sealed = report.sealed(loader::page_size());
     let mut opened = false;
     object.imports(&mut |name, slot| {
         if !slot.is_aligned() {
@@ -212,7 +214,8 @@ fn store(report: &Report, object: &Object, target: &dyn Fn(usize, Text) -> Optio
                 return false;
             }
         }
-        word.store(target, Relaxed);
+        // Another thread that calls through the slot sees the whole shim.
+        word.store(target, Release);
         false
     });
     if let (Some((start, length)), true) = (sealed, opened) {
@@ -233,19 +236,5 @@ fn is_first_in_driver(name: Text) -> bool {
 
 /// Calls mprotect without changing errno. Returns false if it fails.
 fn protect(start: usize, length: usize, protection: usize) -> bool {
-    let result: isize;
-    // SAFETY: changes the protection of pages that the loader sealed; the kernel touches nothing else.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") SYS_MPROTECT => result,
-            in("rdi") start,
-            in("rsi") length,
-            in("rdx") protection,
-            out("rcx") _,
-            out("r11") _,
-            options(nostack)
-        );
-    }
-    result == 0
+    call(SYS_MPROTECT, [start, length, protection, 0]) == 0
 }

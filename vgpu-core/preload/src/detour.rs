@@ -1,26 +1,27 @@
-//! The four exported functions and the constructor. Each export computes a plan, replaces one argument by the planned
-//! one, and jumps to the planned function.
+//! The plans of the four exported functions, and the constructor. Each export (`machine`) computes a plan, replaces one
+//! argument by the planned one, and jumps to the planned function.
 //!
 //! It jumps, because a call would put this library's address where the loader expects the return address of its caller.
 //! Everything that was put on the stack for the plan is removed before the jump.
 //!
 //! How it fails: if no real function exists, the exports return null, as when they fail.
-#![allow(unsafe_code)] // Naked functions; exported names.
+#![allow(unsafe_code)] // The real functions; a section of its own.
 
-use core::{arch::naked_asm, ffi::c_int};
+use core::ffi::c_int;
 
 use crate::{
     bound,
     caller::call_as,
     driver,
     loader::{Function, LinkMap},
+    machine::{dlmopen, dlopen, dlsym, dlvsym},
     name::{self, Text},
     namespace, shim,
 };
 
-/// Returned in rax and rdx.
+/// Returned in two registers.
 #[repr(C)]
-struct Plan {
+pub(crate) struct Plan {
     /// The address to jump to.
     function: usize,
     /// The new path or handle.
@@ -50,83 +51,7 @@ fn real(function: Function) -> usize {
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = bound::redirect_at_start;
 
-/// void *dlopen(const char *file, int mode)
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dlopen() {
-    naked_asm!(
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "mov rdx, qword ptr [rsp + 24]", // the caller
-        "call {plan}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "mov rdi, rdx",
-        "jmp rax",
-        plan = sym plan_open,
-    )
-}
-
-/// void *dlmopen(Lmid_t namespace, const char *file, int mode)
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dlmopen() {
-    naked_asm!(
-        "push rdi",
-        "push rdx",
-        "sub rsp, 8",
-        "mov rdi, rsi",
-        "mov rsi, rdx",
-        "mov rdx, qword ptr [rsp + 24]", // the caller
-        "call {plan}",
-        "add rsp, 8",
-        "mov rsi, rdx",
-        "pop rdx",
-        "pop rdi",
-        "jmp rax",
-        plan = sym plan_open_in_namespace,
-    )
-}
-
-/// void *dlsym(void *handle, const char *name)
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dlsym() {
-    naked_asm!(
-        "push rsi",
-        "sub rsp, 16",
-        "mov rdx, qword ptr [rsp + 24]", // the caller
-        "call {plan}",
-        "add rsp, 16",
-        "pop rsi",
-        "mov rdi, rdx",
-        "jmp rax",
-        plan = sym plan_symbol,
-    )
-}
-
-/// void *dlvsym(void *handle, const char *name, const char *version)
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dlvsym() {
-    naked_asm!(
-        "push rsi",
-        "push rdx",
-        "sub rsp, 8",
-        "mov rcx, qword ptr [rsp + 24]", // the caller
-        "call {plan}",
-        "add rsp, 8",
-        "mov rdi, rdx",
-        "pop rdx",
-        "pop rsi",
-        "jmp rax",
-        plan = sym plan_versioned_symbol,
-    )
-}
-
-extern "C" fn plan_open(file: *const u8, mode: c_int, caller: usize) -> Plan {
+pub(crate) extern "C" fn plan_open(file: *const u8, mode: c_int, caller: usize) -> Plan {
     bound::redirect_new();
     Plan {
         function: real(Function::Open),
@@ -134,7 +59,7 @@ extern "C" fn plan_open(file: *const u8, mode: c_int, caller: usize) -> Plan {
     }
 }
 
-extern "C" fn plan_open_in_namespace(file: *const u8, mode: c_int, caller: usize) -> Plan {
+pub(crate) extern "C" fn plan_open_in_namespace(file: *const u8, mode: c_int, caller: usize) -> Plan {
     bound::redirect_new();
     namespace::note_used();
     Plan {
@@ -143,12 +68,17 @@ extern "C" fn plan_open_in_namespace(file: *const u8, mode: c_int, caller: usize
     }
 }
 
-extern "C" fn plan_symbol(handle: usize, name: *const u8, caller: usize) -> Plan {
+pub(crate) extern "C" fn plan_symbol(handle: usize, name: *const u8, caller: usize) -> Plan {
     look_again(handle);
     plan_look_up(Function::Symbol, [handle, name.expose_provenance(), 0], caller)
 }
 
-extern "C" fn plan_versioned_symbol(handle: usize, name: *const u8, version: *const u8, caller: usize) -> Plan {
+pub(crate) extern "C" fn plan_versioned_symbol(
+    handle: usize,
+    name: *const u8,
+    version: *const u8,
+    caller: usize,
+) -> Plan {
     look_again(handle);
     let arguments = [handle, name.expose_provenance(), version.expose_provenance()];
     plan_look_up(Function::VersionedSymbol, arguments, caller)

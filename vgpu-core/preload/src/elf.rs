@@ -48,9 +48,7 @@ const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 
 /// Relocations that store the address of a function in a word: in data, in the GOT, in the PLT's slots.
-const R_X86_64_64: u32 = 1;
-const R_X86_64_GLOB_DAT: u32 = 6;
-const R_X86_64_JUMP_SLOT: u32 = 7;
+const STORES: [u32; 3] = [arch!(relocation_word), arch!(relocation_got), arch!(relocation_plt)];
 
 const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
@@ -174,8 +172,7 @@ impl Object {
             for index in first..size / size_of::<Relocation>() {
                 // SAFETY: the table has `size` bytes; the loader has gone through it.
                 let relocation = unsafe { *table.add(index) };
-                let wanted = matches!(relocation.kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT);
-                if !wanted || relocation.symbol == 0 || relocation.addend != 0 {
+                if !STORES.contains(&relocation.kind) || relocation.symbol == 0 || relocation.addend != 0 {
                     continue;
                 }
                 // SAFETY: a relocation's symbol is one of this object's table.

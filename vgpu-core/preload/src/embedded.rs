@@ -16,14 +16,11 @@
 
 use core::ptr;
 
-use crate::{name::Text, system_call::call};
-
-const SYS_CLOSE: usize = 3;
-const SYS_OPEN: usize = 2;
-const SYS_LSEEK: usize = 8;
-const SYS_PREAD: usize = 17;
-const SYS_SENDFILE: usize = 40;
-const SYS_MEMFD_CREATE: usize = 319;
+use crate::{
+    machine::{SYS_CLOSE, SYS_LSEEK, SYS_MEMFD_CREATE, SYS_OPENAT, SYS_PREAD, SYS_SENDFILE, call},
+    name::Text,
+    system_call::AT_FDCWD,
+};
 
 const O_CLOEXEC: usize = 0o2_000_000;
 const MFD_CLOEXEC: usize = 1;
@@ -37,7 +34,10 @@ const LARGEST: u64 = 64 << 20;
 
 /// Calls `open` with a path of the shim that is appended to the file `own`.
 pub(crate) fn with<T>(own: Text, open: impl FnOnce(Text) -> Option<T>) -> Option<T> {
-    let file = descriptor(call(SYS_OPEN, [own.pointer().expose_provenance(), O_CLOEXEC, 0, 0]))?;
+    let file = descriptor(call(
+        SYS_OPENAT,
+        [AT_FDCWD, own.pointer().expose_provenance(), O_CLOEXEC, 0],
+    ))?;
     let copied = copy(file);
     close(file);
     let memory = copied?;

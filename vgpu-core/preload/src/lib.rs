@@ -44,6 +44,9 @@
 // The compiler must not turn loops into calls of memcpy or strlen: no libc is linked.
 #![no_builtins]
 
+#[macro_use]
+#[path = "../../abi/src/arch.rs"]
+mod arch;
 mod bound;
 mod caller;
 mod detour;
@@ -51,6 +54,7 @@ mod driver;
 mod elf;
 mod embedded;
 mod loader;
+mod machine;
 mod name;
 mod namespace;
 mod sanitizers;

@@ -15,12 +15,15 @@
 #![allow(unsafe_code)] // Structures of the loader, by pointer.
 
 use core::{
-    arch::asm,
     ffi::c_int,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use crate::{elf::Object, name::Text};
+use crate::{
+    elf::Object,
+    machine::{CodeEnd, imports, own_dynamic},
+    name::Text,
+};
 
 /// The public part of the loader's record of an object. A dlopen handle points to one.
 #[repr(C)]
@@ -88,7 +91,6 @@ const _: () = assert!(size_of::<ProgramHeader>() == 56 && size_of::<FileHeader>(
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const PT_GNU_RELRO: u32 = 0x6474_e552;
-const PAGE: usize = 4096;
 
 impl ProgramHeader {
     /// Returns true for a part of the file that is mapped and cannot be written to.
@@ -184,8 +186,8 @@ impl Report {
         })
     }
 
-    /// Returns the address of a byte `value` in its code, if the code can be read.
-    pub(crate) fn find_code(&self, value: u8) -> Option<usize> {
+    /// Returns instructions by which a called function can return to us, from its code if that can be read.
+    pub(crate) fn code_end(&self) -> Option<CodeEnd> {
         const READ_AND_EXECUTE: u32 = 5;
         let code =
             |header: &&ProgramHeader| header.kind == PT_LOAD && header.flags & READ_AND_EXECUTE == READ_AND_EXECUTE;
@@ -193,15 +195,15 @@ impl Report {
             let start = self.base.wrapping_add(header.address);
             let end = start.wrapping_add(usize::try_from(header.file_size).ok()?);
             // SAFETY: mapped and readable, by its header, and the loader's lock keeps it.
-            (start..end).find(|at| unsafe { core::ptr::with_exposed_provenance::<u8>(*at).read() } == value)
+            unsafe { CodeEnd::find(start, end) }
         })
     }
 
     /// Returns start and length, in whole pages, of the part that the loader made read-only after relocation (RELRO).
-    pub(crate) fn sealed(&self) -> Option<(usize, usize)> {
+    pub(crate) fn sealed(&self, page: usize) -> Option<(usize, usize)> {
         let header = self.headers().find(|header| header.kind == PT_GNU_RELRO)?;
         let start = self.base.wrapping_add(header.address);
-        let (start, end) = (start & !(PAGE - 1), (start + header.size) & !(PAGE - 1));
+        let (start, end) = (start & !(page - 1), (start + header.size) & !(page - 1));
         (start < end).then(|| (start, end - start))
     }
 
@@ -223,9 +225,10 @@ pub(crate) enum Function {
     Error,
     Iterate,
     Errno,
+    PageSize,
 }
 
-static FOUND: [AtomicUsize; 9] = [const { AtomicUsize::new(0) }; 9];
+static FOUND: [AtomicUsize; 10] = [const { AtomicUsize::new(0) }; 10];
 
 impl Function {
     fn name(self) -> Text {
@@ -239,6 +242,7 @@ impl Function {
             Self::Error => c"dlerror",
             Self::Iterate => c"dl_iterate_phdr",
             Self::Errno => c"__errno_location",
+            Self::PageSize => c"getpagesize",
         })
     }
 
@@ -255,10 +259,23 @@ impl Function {
             return Some(found);
         }
         match self {
-            Self::Iterate | Self::Errno => None,
+            Self::Iterate | Self::Errno | Self::PageSize => None,
             _ => in_late_libdl(self.name()),
         }
     }
+}
+
+/// Returns the size of a page, a power of two: on arm64 the kernel's builder chooses it. If libc does not say, the smallest:
+/// where that is wrong, the kernel refuses to change pages, as it may for other reasons.
+pub(crate) fn page_size() -> usize {
+    type PageSize = unsafe extern "C" fn() -> c_int;
+    let asked = || {
+        let address = Function::PageSize.find()?;
+        // SAFETY: getpagesize has this type, and no conditions.
+        let size = unsafe { core::mem::transmute::<usize, PageSize>(address)() };
+        usize::try_from(size).ok().filter(|size| size.is_power_of_two())
+    };
+    asked().unwrap_or(4096)
 }
 
 /// Returns the next definition after this library among the start-up objects.
@@ -407,20 +424,7 @@ pub(crate) fn elsewhere(address: usize, visitor: &mut dyn FnMut(&Report)) -> boo
 /// Returns the loader's record of its objects: glibc exports it as `_r_debug`, musl a pointer to it as `_dl_debug_addr`.
 /// These are the only imports of this library. They are weak, so that a loader without them causes no error.
 fn debug() -> Option<*const Debug> {
-    let (glibc, musl): (usize, usize);
-    // SAFETY: reads two words of this library's own table, which the loader has filled before.
-    unsafe {
-        asm!(
-            ".weak _r_debug",
-            ".weak _dl_debug_addr",
-            "mov {}, qword ptr [rip + _r_debug@GOTPCREL]",
-            "mov {}, qword ptr [rip + _dl_debug_addr@GOTPCREL]",
-            out(reg) glibc,
-            out(reg) musl,
-            options(pure, readonly, nostack, preserves_flags)
-        );
-    }
-    match (glibc, musl) {
+    match imports() {
         (0, 0) => None,
         (0, musl) => {
             // SAFETY: a variable of musl's loader, which nothing changes.
@@ -434,18 +438,4 @@ fn debug() -> Option<*const Debug> {
 /// Returns true if the address `place` is in this library, which is in the program's namespace.
 pub(crate) fn is_ours(place: usize) -> bool {
     place == own_dynamic()
-}
-
-fn own_dynamic() -> usize {
-    let address: usize;
-    // SAFETY: computes an address.
-    unsafe {
-        asm!(
-            ".hidden _DYNAMIC",
-            "lea {}, [rip + _DYNAMIC]",
-            out(reg) address,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    address
 }

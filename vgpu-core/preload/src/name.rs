@@ -17,6 +17,14 @@ impl Text {
         Self(literal.as_ptr().cast())
     }
 
+    /// A constant that ends with a NUL, for paths that are composed at compile time.
+    pub(crate) const fn constant(text: &'static str) -> Self {
+        match core::ffi::CStr::from_bytes_with_nul(text.as_bytes()) {
+            Ok(text) => Self::literal(text),
+            Err(_) => panic!("a text with one NUL, at its end"),
+        }
+    }
+
     pub(crate) fn pointer(self) -> *const u8 {
         self.0
     }

@@ -50,7 +50,7 @@ const PATH_MAX: usize = 4096;
 pub(crate) const SHIM_IN_CONTAINERS: Text = Text::literal(c"/dev/vgpu/.lib/libcuda.so.1");
 const OWN_PATH_IN_CONTAINERS: Text = Text::literal(c"/dev/vgpu/.lib/libvgpu-preload.so");
 const IN_CONTAINERS: [Text; 2] = [
-    Text::literal(c"/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+    Text::constant(concat!("/usr/lib/", arch!(triplet), "/libcuda.so.1\0")),
     Text::literal(c"/usr/lib64/libcuda.so.1"),
 ];
 const BARE: [Text; 3] = [

@@ -6,6 +6,7 @@ mod kit;
 use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
 use kit::{Stage, answer, artefact};
+use vgpu_abi::arch;
 use vgpu_skip::skip;
 
 /// The shim beside the library.
@@ -34,7 +35,7 @@ impl Container {
             container.put(Path::new(&file), &file);
             if file.contains("/ld-linux") {
                 // In a new namespace, the loader is searched in the library folders.
-                container.put(Path::new(&file), "/usr/lib/ld-linux-x86-64.so.2");
+                container.put(Path::new(&file), concat!("/usr/lib/", arch!(loader_file)));
             }
         }
         container.put(Path::new("/usr/bin/env"), "/env");
@@ -45,7 +46,7 @@ impl Container {
             container.stage.path("real/libcuda.so.1"),
         );
         container.put(&shim, OWN_SHIM);
-        container.put(&shim, "/usr/lib/x86_64-linux-gnu/libcuda.so.1");
+        container.put(&shim, concat!("/usr/lib/", arch!(triplet), "/libcuda.so.1"));
         container.put(&real, "/dev/vgpu/.driver/libcuda.so.1");
         container.put(&real, "/opt/compat/libcuda.so.1");
         container.put(&real, "/opt/compat/libcuda.so");
@@ -190,7 +191,7 @@ fn the_loaders_folders_hold_the_shim_too() {
     fs::remove_file(container.at(OWN_SHIM)).expect("remove");
     assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], &[]), "1");
     fs::create_dir_all(container.at("/usr/lib64")).expect("a folder");
-    let from = container.at("/usr/lib/x86_64-linux-gnu/libcuda.so.1");
+    let from = container.at(concat!("/usr/lib/", arch!(triplet), "/libcuda.so.1"));
     fs::rename(from, container.at("/usr/lib64/libcuda.so.1")).expect("rename");
     assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], &[]), "1");
 }

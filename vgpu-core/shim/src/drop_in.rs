@@ -15,6 +15,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use vgpu_abi::arch;
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 use vgpu_core::account::{Account, Watch};
 use vgpu_core::grants::GpuGrants;
@@ -26,9 +27,9 @@ use vgpu_core::os::stderr;
 
 /// Folders with drivers, in the order of the loader: Debian's, Red Hat's, and those of container platforms.
 const FOLDERS: [&str; 10] = [
-    "/usr/lib/x86_64-linux-gnu",
+    concat!("/usr/lib/", arch!(triplet)),
     "/usr/lib64",
-    "/lib/x86_64-linux-gnu",
+    concat!("/lib/", arch!(triplet)),
     "/lib64",
     "/usr/lib",
     "/lib",

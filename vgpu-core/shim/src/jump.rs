@@ -12,8 +12,9 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 /// The target of each name: [`bind`], until the first call has found the real function.
 pub(crate) static TABLE: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(bind as *const () as *mut ()) }; COUNT];
 
-/// Exports a public name as a jump. r11 is not used for arguments in this ABI; it passes the index of the called name
+/// Exports a public name as a jump. On x86-64, r11 is not used for arguments in this ABI; it passes the index of the called name
 /// to `bind`.
+#[cfg(target_arch = "x86_64")]
 macro_rules! jump {
     ($name:ident, $index:literal) => {
         #[unsafe(no_mangle)]
@@ -22,6 +23,27 @@ macro_rules! jump {
             core::arch::naked_asm!(
                 "mov r11d, {index}",
                 "jmp qword ptr [rip + {table} + 8 * {index}]",
+                index = const $index,
+                table = sym $crate::jump::TABLE,
+            )
+        }
+    };
+}
+
+/// On arm64, x16 passes the index. The ABI reserves x16 and x17 for jumps between libraries.
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump {
+    ($name:ident, $index:literal) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "mov w16, {index}",
+                "adrp x17, {table}",
+                "add x17, x17, :lo12:{table}",
+                "add x17, x17, x16, lsl #3",
+                "ldar x17, [x17]", // what was written before the address was stored is seen
+                "br x17",
                 index = const $index,
                 table = sym $crate::jump::TABLE,
             )
@@ -53,6 +75,41 @@ impl Object {
 }
 
 /// Looks up the real function and jumps there with all arguments unchanged.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn bind() {
+    naked_asm!(
+        "stp x29, x30, [sp, #-224]!",
+        "mov x29, sp",
+        "stp x0, x1, [sp, #16]",
+        "stp x2, x3, [sp, #32]",
+        "stp x4, x5, [sp, #48]",
+        "stp x6, x7, [sp, #64]",
+        "str x8, [sp, #80]",
+        "stp q0, q1, [sp, #96]",
+        "stp q2, q3, [sp, #128]",
+        "stp q4, q5, [sp, #160]",
+        "stp q6, q7, [sp, #192]",
+        "mov w0, w16",
+        "bl {resolve}",
+        "mov x16, x0",
+        "ldp q6, q7, [sp, #192]",
+        "ldp q4, q5, [sp, #160]",
+        "ldp q2, q3, [sp, #128]",
+        "ldp q0, q1, [sp, #96]",
+        "ldr x8, [sp, #80]",
+        "ldp x6, x7, [sp, #64]",
+        "ldp x4, x5, [sp, #48]",
+        "ldp x2, x3, [sp, #32]",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #224",
+        "br x16",
+        resolve = sym resolve,
+    )
+}
+
+/// Does the same on x86-64.
+#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn bind() {
     naked_asm!(

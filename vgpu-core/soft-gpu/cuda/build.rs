@@ -104,9 +104,13 @@ fn stub(name: &str, index: usize, modelled: &BTreeSet<String>, jumped_to: &mut B
         );
     }
     jumped_to.insert(same.into());
+    let jump = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
+        Ok("aarch64") => "b",
+        _ => "jmp",
+    };
     format!(
         "#[unsafe(no_mangle)] #[unsafe(naked)] pub(crate) extern \"C\" fn {name}() {{ \
-         core::arch::naked_asm!(\"jmp {{}}\", sym decl::{same}) }}\n"
+         core::arch::naked_asm!(\"{jump} {{}}\", sym decl::{same}) }}\n"
     )
 }
 

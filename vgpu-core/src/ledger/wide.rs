@@ -1,4 +1,4 @@
-//! The total: charged bytes and the stamp of their last writer, 16 bytes that change together (cmpxchg16b).
+//! The total: charged bytes and the stamp of their last writer, 16 bytes that change together.
 //!
 //! A reader loads stamp, bytes, and the stamp again. If both stamps are equal, bytes and stamp belong together: no
 //! stamp is ever used twice, so the total has not changed in between.
@@ -20,10 +20,13 @@ pub struct Pair {
     pub writer: u64,
 }
 
-/// Returns true if this processor has the instruction. Every x86-64 since 2006 has it.
+/// Returns true if this processor has the instructions. Every arm64 has them, and every x86-64 since 2006.
 #[must_use]
 pub fn supported() -> bool {
-    cfg!(miri) || std::arch::is_x86_feature_detected!("cmpxchg16b")
+    #[cfg(target_arch = "x86_64")]
+    return cfg!(miri) || std::arch::is_x86_feature_detected!("cmpxchg16b");
+    #[cfg(not(target_arch = "x86_64"))]
+    true
 }
 
 impl Total {
@@ -59,10 +62,11 @@ impl Total {
     /// # Errors
     /// The value found, if it is not `old`.
     #[inline]
-    #[cfg(not(miri))]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     pub fn exchange(&self, old: Pair, new: Pair) -> Result<(), Pair> {
         let (low, high): (u64, u64);
         let done: u8;
+        // cmpxchg16b.
         // SAFETY: `self` is 16 bytes long and aligned to 16 (repr), and only this instruction changes shared memory.
         // rbx, which LLVM reserves, is restored. Every operand has a register of its own, because `reg` could be rbx,
         // which the first instruction overwrites. Without `nomem` the compiler moves no access across it; the lock
@@ -90,6 +94,49 @@ impl Total {
                 writer: high,
             })
         }
+    }
+
+    /// Does the same on arm64.
+    #[inline]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    pub fn exchange(&self, old: Pair, new: Pair) -> Result<(), Pair> {
+        let (low, high): (u64, u64);
+        // SAFETY: `self` is 16 bytes long and aligned to 16 (repr), and only these instructions change shared memory. The
+        // two halves of an exclusive load may be of different moments, and belong together only if the exclusive store
+        // succeeds: so a pair that differs from `old` is stored back. Each operand has a register of its own, as the
+        // exclusive store demands. Without `nomem` the compiler moves no access across it; acquire, release and the
+        // barrier make it a full barrier.
+        unsafe {
+            std::arch::asm!(
+                "2:",
+                "ldaxp {low}, {high}, [{at}]",
+                "cmp {low}, {old_low}",
+                "ccmp {high}, {old_high}, #0, eq",
+                "b.ne 3f",
+                "stlxp {lost:w}, {new_low}, {new_high}, [{at}]",
+                "cbnz {lost:w}, 2b",
+                "b 4f",
+                "3:",
+                "stlxp {lost:w}, {low}, {high}, [{at}]",
+                "cbnz {lost:w}, 2b",
+                "4:",
+                "dmb ish",
+                at = in(reg) std::ptr::from_ref(self),
+                low = out(reg) low,
+                high = out(reg) high,
+                old_low = in(reg) old.charged,
+                old_high = in(reg) old.writer,
+                new_low = in(reg) new.charged,
+                new_high = in(reg) new.writer,
+                lost = out(reg) _,
+                options(nostack),
+            );
+        }
+        let found = Pair {
+            charged: low,
+            writer: high,
+        };
+        if found == old { Ok(()) } else { Err(found) }
     }
 
     /// Does the same for Miri, which cannot run assembly: one lock for all totals.

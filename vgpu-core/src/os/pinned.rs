@@ -15,7 +15,8 @@
 //! meanwhile, with the same effect. If the range is refused (a seccomp filter, mmap_min_addr), a lock may have any
 //! address: a dead process's bytes may then be released microseconds before its driver releases the memory. The same
 //! happens to a lane's or a reaper's lock if its part of the range is full, which takes some thirty shares in one
-//! process. A program may want any number of holds on exported objects: they have their own part of the range, and a
+//! process. With pages of 64 KiB the range is 32 MiB long, and a program that is linked to a fixed address occupies part
+//! of it. A program may want any number of holds on exported objects: they have their own part of the range, and a
 //! hold that finds it full is refused, because its memory can be charged twice instead.
 #![allow(unsafe_code)] // mmap, madvise and munmap of mappings of our own.
 
@@ -25,9 +26,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const PAGE: usize = 4096;
-/// First address of the range for locks: above every usual mmap_min_addr, below programs that are linked to fixed
-/// addresses.
+/// First address of the range for locks: above every usual mmap_min_addr and, with pages of 4 KiB, below programs that are
+/// linked to fixed addresses.
 const LOW: usize = 0x10_0000;
 /// Maximum number of shared locks in one process.
 pub const MOST_SHARED: usize = 400;
@@ -82,7 +82,7 @@ impl Mapping {
 
     /// Maps a page at any address, only to keep the file open.
     fn page(file: &OwnedFd) -> io::Result<Self> {
-        Self::place(file, 0, PAGE, libc::PROT_NONE, None)
+        Self::place(file, 0, page_size(), libc::PROT_NONE, None)
     }
 
     fn place(
@@ -136,10 +136,11 @@ impl Places {
 
     /// Maps a page in this range, only to keep the file open. Returns None if the range is full.
     fn map(&self, file: &OwnedFd) -> io::Result<Option<Mapping>> {
+        let page = page_size();
         for _ in 0..self.count {
             let place = self.first + self.next.fetch_add(1, Ordering::Relaxed) % self.count;
-            let at = LOW + place * PAGE;
-            match Mapping::place(file, 0, PAGE, libc::PROT_NONE, Some(at)) {
+            let at = LOW + place * page;
+            match Mapping::place(file, 0, page, libc::PROT_NONE, Some(at)) {
                 // A kernel before 4.17 treats the address as a hint.
                 Ok(mapping) if mapping.at.as_ptr().addr() == at => return Ok(Some(mapping)),
                 Ok(_) => {}
@@ -150,6 +151,13 @@ impl Places {
         }
         Ok(None)
     }
+}
+
+/// Returns the size of a page: on arm64 the kernel's builder chooses it.
+fn page_size() -> usize {
+    // SAFETY: takes a number.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
 }
 
 impl Drop for Mapping {

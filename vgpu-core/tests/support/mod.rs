@@ -8,6 +8,7 @@ pub(crate) mod chance;
 pub(crate) mod hang;
 pub(crate) mod serve;
 pub(crate) mod text;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod trace;
 pub(crate) mod truth;
 pub(crate) mod watched;

@@ -22,6 +22,7 @@ pub(crate) fn bound(slot: usize) -> Option<*const ()> {
 }
 
 /// The stream is the third argument on the stack. Six arguments are in registers, and kept; the stack is aligned to 16.
+#[cfg(target_arch = "x86_64")]
 macro_rules! granted {
     ($name:ident, $question:ident, $hook:path) => {
         #[unsafe(naked)]
@@ -46,6 +47,38 @@ macro_rules! granted {
                 "test rax, rax",
                 "je {hook}",
                 "jmp rax",
+                question = sym $question,
+                hook = sym $hook,
+            )
+        }
+    };
+}
+
+/// The stream is the first argument on the stack. Eight arguments are in registers, and kept.
+#[cfg(target_arch = "aarch64")]
+macro_rules! granted {
+    ($name:ident, $question:ident, $hook:path) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                "stp x29, x30, [sp, #-80]!",
+                "mov x29, sp",
+                "stp x0, x1, [sp, #16]",
+                "stp x2, x3, [sp, #32]",
+                "stp x4, x5, [sp, #48]",
+                "stp x6, x7, [sp, #64]",
+                "ldr x0, [sp, #80]",
+                "bl {question}",
+                "mov x16, x0",
+                "ldp x6, x7, [sp, #64]",
+                "ldp x4, x5, [sp, #48]",
+                "ldp x2, x3, [sp, #32]",
+                "ldp x0, x1, [sp, #16]",
+                "ldp x29, x30, [sp], #80",
+                "cbz x16, 2f",
+                "br x16",
+                "2:",
+                "b {hook}",
                 question = sym $question,
                 hook = sym $hook,
             )

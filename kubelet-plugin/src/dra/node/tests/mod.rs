@@ -3,6 +3,7 @@
 
 mod calls;
 mod driver_limit;
+#[cfg(target_arch = "x86_64")]
 mod exhaustion;
 mod full_disk;
 mod metadata;
@@ -22,6 +23,15 @@ use serde_json::json;
 use std::path::Path;
 use tempfile::TempDir;
 use vgpu_node::lock_file::Locked;
+
+#[cfg(not(target_arch = "x86_64"))]
+#[test]
+fn exhaustion() {
+    vgpu_skip::skip(
+        "dra::node::tests::exhaustion",
+        "its tracer knows the registers of x86-64 only",
+    );
+}
 
 /// A node's folders, which outlive the plugin instances that run on them.
 pub(crate) struct Rig {
@@ -43,6 +53,7 @@ impl Rig {
     }
 
     /// A rig that another process set up.
+    #[cfg(target_arch = "x86_64")]
     fn at(root: &Path, tmpfs: bool) -> Self {
         Self {
             root: root.to_path_buf(),
