@@ -1,11 +1,11 @@
 # The entry points. Each calls one script in build/, bench/ or gpu-check/, which documents how it can fail.
 .DEFAULT_GOAL := help
-.PHONY: help demo down test unit guest dmem miri dist images release release-check release-test lint deny docs bench gpu-check clean
+.PHONY: help demo down test unit guest dmem arm64 miri dist images release release-check release-test lint deny docs bench gpu-check clean
 # One target at a time: each of them uses all cores by itself.
 .NOTPARALLEL:
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
 # Builds dist/ itself, because it needs fewer tools where no cluster can be created (it then exits with 3, make with 2).
 demo: ## starts a one-node cluster, shows what a user sees, removes everything; KEEP=1 keeps the cluster, V=1 prints documents in full
@@ -26,10 +26,13 @@ guest: dist ## the demo and the machine's tests in a Debian 12 virtual machine (
 dmem: dist ## the driver's limit on a kernel with the controller dmem: runc and crun in user-mode Linux, which takes a quarter of an hour to build, once
 	@build/dmem.sh
 
+arm64: ## the library, the software GPU and a share on an emulated arm64 processor; needs Debian's cross compiler and qemu-user-static
+	@build/arm64.sh
+
 miri: ## the tests of unsafe code in an interpreter that finds undefined behaviour; needs nightly's miri, takes minutes
 	@build/test.sh miri
 
-dist: ## the release artefacts, built and checked, in dist/
+dist: ## the release artefacts, built and checked, in dist/; ARCH=arm64 or both: also for the other architecture
 	@build/dist.sh
 
 images: dist ## the container images as OCI archives; prints their names

@@ -5,7 +5,9 @@
 # release.sh notes: prints the CHANGELOG's section of this version, for the release's page.
 # release.sh push REGISTRY: pushes images and chart, and signs them there. Plain HTTP only if REGISTRY is on loopback.
 #
-#   images/*.tar                   OCI layouts: an index, its manifest, and layers; images.txt has their digests
+# ARCH=both release.sh: for amd64 and arm64. The same ARCH for check.
+#
+#   images/*.tar                   OCI layouts: an index, a manifest for each architecture, and layers; images.txt has digests
 #   dra-driver-vgpu-V.tgz          the chart, with these digests
 #   dra-driver-vgpu-V-ARCH.tar.gz  dist/ ; -symbols: the unstripped copies
 #   vgpu-V-ARCH.tar.gz, vgpu.yaml  the CLI for krew, and its manifest
@@ -19,11 +21,18 @@
 #
 # Times of all files are the commit's. Refuses changes that are not committed: the release would not be the commit's.
 . "$(dirname "$0")/env.sh"
+. "$root/build/arch.sh"
 as_caller "$@"
 cd "$root"
 
 export VGPU_DIST=$root/dist # of vgpu-e2e, whatever the caller names
-readonly ARCH=linux-amd64 MOST=$((40 << 20)) # bytes of the plugin's image
+readonly MOST=$((40 << 20)) # bytes of the plugin's image, for one architecture
+own=$(arch_own)
+case ${ARCH:-$own} in
+  "$own") architectures=$own ;;
+  both) architectures=$(arch_list) ;;
+  *) fail "ARCH: $ARCH: a release is for $own, or for both" ;;
+esac
 readonly UNKNOWN=https://example.invalid/dra-driver-vgpu
 # The crates of the shipped programs and libraries, for the SBOM.
 readonly CRATES=(kubelet-plugin driver cli e2e/client kubelet-plugin/cdi-hook kubelet-plugin/driver-limit vgpu-core/shim vgpu-core/preload)
@@ -75,17 +84,26 @@ packed() {
     -C "$from" -cf - "$@" | gzip -n9 >"$file"
 }
 
+# symbols_of ARCHITECTURE: the folder of its unstripped copies (dist.sh).
+symbols_of() {
+  if [ "$1" = "$own" ]; then echo "$CARGO_TARGET_DIR/symbols"; else echo "$CARGO_TARGET_DIR/symbols-$1"; fi
+}
+
 images() { # TO
   local created source=${VGPU_SOURCE:-$UNKNOWN} file digest
   created=$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)
-  "$vgpu_e2e" release-images "$1/images" --version "$version" --revision "$revision" --created "$created" --source "$source" |
+  local also=() architecture
+  for architecture in $architectures; do
+    [ "$architecture" = "$own" ] || also+=(--also "$architecture=$(arch_dist "$architecture")")
+  done
+  "$vgpu_e2e" release-images "$1/images" "${also[@]}" --version "$version" --revision "$revision" --created "$created" --source "$source" |
     while read -r file digest; do
       file=${file##*/}
       echo "dra-driver-vgpu/${file%.tar} $digest"
     done >"$1/images.txt"
   [ -s "$1/images.txt" ] || fail "no image was made: see the lines above"
   local size
-  size=$(stat -c %s "$1/images/kubelet-plugin.tar")
+  size=$(($(stat -c %s "$1/images/kubelet-plugin.tar") / $(wc -w <<<"$architectures")))
   [ "$size" -le "$MOST" ] || fail "images/kubelet-plugin.tar: $size bytes, at most $MOST: find what made it grow"
   # Layers are not compressed: a registry, a node's download and its disk see the same size.
   echo "images/kubelet-plugin.tar: $((size / 1024)) KiB, at most $((MOST / 1024)) KiB"
@@ -111,6 +129,7 @@ chart() { # TO WORK
     [ -n "$digest" ] || fail "deploy/helm/dra-driver-vgpu/values.yaml: images.digests.$key: the release has no image $image"
     sed -i "/^  digests:/,/^  [a-z]/s|^    $key: \"\"|    $key: $digest|" "$values"
   done
+  sed -i "s|^  architectures: .*|  architectures: [$(tr '\n' ' ' <<<"$architectures" | sed 's/ *$//; s/ /, /g')]|" "$values"
   [ -z "${VGPU_REGISTRY:-}" ] || sed -i "s|^  registry: \"\"|  registry: $VGPU_REGISTRY|" "$values"
   # Helm checks the chart and leaves out what is not part of it, but writes the time of day into the archive.
   helm package --destination "$work" "$work/dra-driver-vgpu" >/dev/null
@@ -134,7 +153,7 @@ sbom() { # TO WORK
   mkdir -p "$1/sbom" "$2/sources"
   git archive HEAD | tar -x -C "$2/sources" # cargo-cyclonedx writes beside each Cargo.toml
   for crate in "${CRATES[@]}"; do
-    (cd "$2/sources/$crate" && env -u CARGO_TARGET_DIR cargo cyclonedx --quiet --format json --target x86_64-unknown-linux-gnu --no-build-deps)
+    (cd "$2/sources/$crate" && env -u CARGO_TARGET_DIR cargo cyclonedx --quiet --format json --target "$(arch_use "$own" && echo "$ARCH_TRIPLE")" --no-build-deps)
     for name in "$2/sources/$crate"/*.cdx.json; do
       sed "s|$2/sources|/dra-driver-vgpu|g" "$name" >"$1/sbom/${name##*/}"
     done
@@ -142,12 +161,17 @@ sbom() { # TO WORK
 }
 
 krew() { # TO WORK
-  local archive=vgpu-$version-$ARCH.tar.gz source=${VGPU_SOURCE:-$UNKNOWN}
-  mkdir "$2/cli"
-  cp dist/vgpu LICENSE "$2/cli"
-  packed "$1/$archive" "$2/cli" LICENSE vgpu
-  sed -e '/^#/d' -e "s|{{VERSION}}|$version|; s|{{SOURCE}}|$source|; s|{{URL}}|$source/releases/download/v$version/$archive|" \
-    -e "s|{{SHA256}}|$(sha256sum "$1/$archive" | cut -d' ' -f1)|" deploy/krew/vgpu.yaml >"$1/vgpu.yaml"
+  local archive source=${VGPU_SOURCE:-$UNKNOWN} architecture sum
+  sed -e '/^#/d' -e '/^  platforms:/q' -e "s|{{VERSION}}|$version|; s|{{SOURCE}}|$source|" deploy/krew/vgpu.yaml >"$1/vgpu.yaml"
+  for architecture in $architectures; do
+    archive=vgpu-$version-linux-$architecture.tar.gz
+    mkdir "$2/cli-$architecture"
+    cp "$(arch_dist "$architecture")/vgpu" LICENSE "$2/cli-$architecture"
+    packed "$1/$archive" "$2/cli-$architecture" LICENSE vgpu
+    sum=$(sha256sum "$1/$archive" | cut -d' ' -f1)
+    sed -e '1,/^  platforms:/d' -e "s|{{ARCH}}|$architecture|; s|{{URL}}|$source/releases/download/v$version/$archive|" \
+      -e "s|{{SHA256}}|$sum|" deploy/krew/vgpu.yaml >>"$1/vgpu.yaml"
+  done
   validate-krew-manifest -manifest "$1/vgpu.yaml" -skip-install >"$2/krew.log" 2>&1 || {
     cat "$2/krew.log" >&2
     fail "validate-krew-manifest refuses vgpu.yaml: see the lines above"
@@ -166,8 +190,11 @@ pack() {
   say "SBOM"
   sbom "$to" "$work"
   say "archives"
-  packed "$to/dra-driver-vgpu-$version-$ARCH.tar.gz" dist .
-  packed "$to/dra-driver-vgpu-$version-$ARCH-symbols.tar.gz" "$CARGO_TARGET_DIR/symbols" .
+  local architecture
+  for architecture in $architectures; do
+    packed "$to/dra-driver-vgpu-$version-linux-$architecture.tar.gz" "$(arch_dist "$architecture")" .
+    packed "$to/dra-driver-vgpu-$version-linux-$architecture-symbols.tar.gz" "$(symbols_of "$architecture")" .
+  done
   krew "$to" "$work"
   (cd "$to" && find . -type f ! -name SHA256SUMS -printf '%P\0' | sort -z | xargs -0 sha256sum >SHA256SUMS)
   rm -rf "$work"
@@ -193,8 +220,12 @@ build() {
   [ -z "${COSIGN_KEY:-}" ] || case $(realpath "$COSIGN_KEY") in
     "$root"/*) fail "COSIGN_KEY: $COSIGN_KEY is in the clone: keep the key elsewhere" ;;
   esac
-  [ -d "$CARGO_TARGET_DIR/symbols" ] || fail "$CARGO_TARGET_DIR/symbols is missing: run \`make dist\`"
-  "$root/build/check-dist.sh" "$root/dist" "$CARGO_TARGET_DIR/symbols"
+  local architecture symbols
+  for architecture in $architectures; do
+    symbols=$(symbols_of "$architecture")
+    [ -d "$symbols" ] || fail "$symbols is missing: run \`make dist\`, with ARCH=both for both architectures"
+    "$root/build/check-dist.sh" "$(arch_dist "$architecture")" "$symbols" "$architecture"
+  done
   pack "$root/release"
   sign "$root/release"
   say "release/ has $version of $revision"

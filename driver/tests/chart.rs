@@ -45,6 +45,7 @@ plugin.resources.limit.memory=1Gi | limit
 controller.resources.requests.cpu=ten | /controller/resources/requests/cpu
 controller.resources.requests.memory=-1Gi | /controller/resources/requests/memory
 plugin.allNodes=some | /plugin/allNodes
+images.architectures={mips} | /images/architectures/0
 controller.policy=Spread | 'binpack', 'spread', 'numa', 'pcie', 'nvlink', 'whole-gpus', 'first-fit'
 controller.policy= | /controller/policy
 deviceClasses.vgpu.config.allocationPolicy=best | /deviceClasses/vgpu/config/allocationPolicy
@@ -1114,6 +1115,32 @@ fn a_pod_monitor_needs_its_kind() {
         "{refused}"
     );
     render(&helm, &values).expect("rendered");
+}
+
+#[test]
+fn pods_run_on_nodes_of_the_images_architecture() {
+    let Some(helm) = helm("pods_run_on_nodes_of_the_images_architecture") else {
+        return;
+    };
+    for (values, architecture) in [
+        ("images.architectures={amd64}", Some("amd64")),
+        ("images.architectures={arm64}", Some("arm64")),
+        // The runtime takes the one of the node.
+        ("images.architectures={amd64,arm64}", None),
+        // The values of an earlier release lack this field.
+        ("images.architectures=null", Some("amd64")),
+    ] {
+        let rendered = render(&helm, &[values]).expect("rendered");
+        for kind in ["DaemonSet", "Deployment"] {
+            let selector = &one(&rendered, kind)["spec"]["template"]["spec"]["nodeSelector"];
+            assert_eq!(selector["kubernetes.io/os"], "linux", "{values}");
+            assert_eq!(
+                selector["kubernetes.io/arch"].as_str(),
+                architecture,
+                "{values}: {kind}"
+            );
+        }
+    }
 }
 
 fn one<'a>(rendered: &'a [Value], kind: &str) -> &'a Value {

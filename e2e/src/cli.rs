@@ -6,6 +6,8 @@ use std::process::Stdio;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 
+use vgpu_abi::arch;
+
 use crate::cluster::{self, Cluster, Config, Gpu, Member};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::{self, Toolchain, Versions};
@@ -79,6 +81,9 @@ enum Verb {
     /// Build the images of a release, and print each archive's name and the image's digest.
     ReleaseImages {
         folder: PathBuf,
+        /// Also for another architecture, with the artefacts in a folder: arm64=FOLDER
+        #[arg(long, value_name = "ARCHITECTURE=FOLDER", value_parser = artefacts)]
+        also: Vec<(&'static str, PathBuf)>,
         #[command(flatten)]
         release: image::Release,
     },
@@ -140,7 +145,7 @@ pub fn run(arguments: Arguments) -> Result<u8> {
                 println!("{}", archive.display());
             }
         }
-        Verb::ReleaseImages { folder, release } => release_images(&folder, &release)?,
+        Verb::ReleaseImages { folder, also, release } => release_images(&folder, also, &release)?,
         Verb::Payload { file } => {
             let prepared = Prepared::make(own_program()?, &mut |text| eprintln!("{text}"))?;
             let unpacked = guest::for_another_machine(&prepared, &file)?;
@@ -174,8 +179,21 @@ fn release_tools() -> Result<()> {
     Ok(())
 }
 
-fn release_images(folder: &Path, release: &image::Release) -> Result<()> {
-    for image in image::release(&layout::dist()?, folder, release, &mut |text| eprintln!("{text}"))? {
+/// Parses the option `--also`.
+fn artefacts(text: &str) -> Result<(&'static str, PathBuf), String> {
+    let parts = text.split_once('=');
+    let known =
+        parts.and_then(|(name, folder)| Some((*["amd64", "arm64"].iter().find(|known| **known == name)?, folder)));
+    let (name, folder) = known.ok_or("write amd64=FOLDER or arm64=FOLDER")?;
+    Ok((name, folder.into()))
+}
+
+fn release_images(folder: &Path, also: Vec<(&'static str, PathBuf)>, release: &image::Release) -> Result<()> {
+    let mut dists = vec![(arch!(oci), layout::dist()?)];
+    for (architecture, dist) in also {
+        dists.push((architecture, layout::complete(dist)?));
+    }
+    for image in image::release(&dists, folder, release, &mut |text| eprintln!("{text}"))? {
         println!("{} {}", image.file.display(), image.digest);
     }
     Ok(())

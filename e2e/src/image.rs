@@ -36,12 +36,17 @@ pub fn all(dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
     catalogue::all(&cache, &output, dist, say)
 }
 
-/// The images that users get, in the folder `output`, with labels and annotations of this release.
-pub fn release(dist: &Path, output: &Path, release: &Release, say: &mut dyn FnMut(&str)) -> Result<Vec<Released>> {
+/// The images that users get, in the folder `output`, from the artefacts of each architecture, with labels and annotations of this release.
+pub fn release(
+    dists: &[(&'static str, PathBuf)],
+    output: &Path,
+    release: &Release,
+    say: &mut dyn FnMut(&str),
+) -> Result<Vec<Released>> {
     let cache = made(layout::cache()?.join("images"))?;
     made(output.to_path_buf())?;
     let _cache_lock = Lock::wait(&cache.join(".lock"))?;
-    catalogue::release(&cache, output, dist, release, say)
+    catalogue::release(&cache, output, dists, release, say)
 }
 
 /// Writes an image with the layer `top` on another archive's image, like a Dockerfile with FROM and COPY. `work` is a

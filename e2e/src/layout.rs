@@ -27,16 +27,24 @@ const REMAINING: [&str; 5] = [
 
 /// The release artefacts: `$VGPU_DIST`, else `dist/` of the clone.
 pub fn dist() -> Result<PathBuf> {
-    with(&[&LOCAL[..], &REMAINING].concat())
+    complete(chosen())
+}
+
+/// A folder of release artefacts, if it has all of them.
+pub fn complete(dist: PathBuf) -> Result<PathBuf> {
+    with(dist, &[&LOCAL[..], &REMAINING].concat())
 }
 
 /// The same folder, checked only for the programs of a share without a cluster.
 pub fn local() -> Result<PathBuf> {
-    with(&LOCAL)
+    with(chosen(), &LOCAL)
 }
 
-fn with(names: &[&str]) -> Result<PathBuf> {
-    let dist = env::var_os("VGPU_DIST").map_or_else(|| workspace().join("dist"), PathBuf::from);
+fn chosen() -> PathBuf {
+    env::var_os("VGPU_DIST").map_or_else(|| workspace().join("dist"), PathBuf::from)
+}
+
+fn with(dist: PathBuf, names: &[&str]) -> Result<PathBuf> {
     for name in names {
         ensure!(
             dist.join(name).exists(),

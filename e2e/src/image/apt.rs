@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use vgpu_abi::arch;
+
 use crate::shell;
 
 /// A private apt under one folder.
@@ -16,11 +18,19 @@ use crate::shell;
 pub(super) struct Apt {
     folder: PathBuf,
     codename: String,
+    /// Empty for this machine's architecture, else its name with a dash.
+    suffix: String,
     updated: bool,
 }
 
 impl Apt {
-    pub(super) fn new(folder: &Path) -> Result<Self> {
+    /// An apt for the packages of one architecture, in the cache.
+    pub(super) fn new(cache: &Path, architecture: &str) -> Result<Self> {
+        let suffix = match architecture {
+            arch!(oci) => String::new(),
+            other => format!("-{other}"),
+        };
+        let folder = &cache.join(format!("apt{suffix}"));
         for name in ["lists/partial", "archives/partial", "parts"] {
             let made = folder.join(name);
             fs::create_dir_all(&made).with_context(|| format!("cannot create {}", made.display()))?;
@@ -57,12 +67,14 @@ impl Apt {
                  Dir::State::Lists \"{at}/lists\";\nDir::State::status \"{at}/status\";\nDir::Cache \"{at}\";\n\
                  Dir::Cache::archives \"{at}/archives\";\nDir::Log \"{at}\";\nAPT::Install-Recommends \"0\";\n\
                  APT::Install-Suggests \"0\";\nAPT::Sandbox::User \"\";\nAcquire::Languages \"none\";\n\
+                 APT::Architecture \"{architecture}\";\nAPT::Architectures {{ \"{architecture}\"; }};\n\
                  Binary::apt-get::APT::Keep-Downloaded-Packages \"1\";\nDebug::NoLocking \"1\";\n"
             ),
         )?;
         Ok(Self {
             folder: folder.to_path_buf(),
             codename,
+            suffix,
             updated: false,
         })
     }
@@ -70,6 +82,11 @@ impl Apt {
     /// The distribution's release; packages of another release do not fit.
     pub(super) fn codename(&self) -> &str {
         &self.codename
+    }
+
+    /// What names of files for its architecture end with.
+    pub(super) fn suffix(&self) -> &str {
+        &self.suffix
     }
 
     fn command(&self, program: &str) -> Command {
@@ -206,7 +223,7 @@ fn one_line(text: &str) -> Vec<(String, String, String)> {
             continue;
         };
         let (options, rest) = match rest.trim().strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-            Some((options, rest)) => (format!("[{}] ", options.trim()), rest),
+            Some((options, rest)) => (without_architecture(options), rest),
             None => (String::new(), rest),
         };
         let words: Vec<&str> = rest.split_whitespace().collect();
@@ -217,6 +234,16 @@ fn one_line(text: &str) -> Vec<(String, String, String)> {
         }
     }
     found
+}
+
+/// The options of a source without those that limit it to one architecture.
+fn without_architecture(options: &str) -> String {
+    let words = options.split_whitespace().filter(|option| !option.starts_with("arch"));
+    let words: Vec<&str> = words.collect();
+    if words.is_empty() {
+        return String::new();
+    }
+    format!("[{}] ", words.join(" "))
 }
 
 /// Stanzas with `Types:`, `URIs:`, `Suites:`, `Components:` and `Signed-By:` (a path; embedded keys are not read).
@@ -259,13 +286,14 @@ mod tests {
         let stanza = "Types: deb\n# a comment\nURIs: http://mirror/debian\nSuites: bookworm bookworm-updates\n\
             Components: main\nSigned-By: /usr/share/keyrings/debian.gpg\n\nTypes: deb\nURIs: https://vendor\n\
             Suites: nodistro\nComponents: main\n";
-        let line = "deb [arch=amd64] http://mirror/security bookworm-security main\ndeb http://other bookworm contrib\n\
+        let line = "deb [arch=amd64 trusted=yes] http://mirror/security bookworm-security main\ndeb [arch=amd64] http://mirror/more bookworm main\ndeb http://other bookworm contrib\n\
             deb http://mirror/debian bookworm-backports main\n#deb http://off bookworm main\n";
         assert_eq!(
             sources(&[stanza.to_owned(), line.to_owned()], "bookworm", "main non-free"),
             "deb [signed-by=/usr/share/keyrings/debian.gpg] http://mirror/debian bookworm main non-free\n\
              deb [signed-by=/usr/share/keyrings/debian.gpg] http://mirror/debian bookworm-updates main non-free\n\
-             deb [arch=amd64] http://mirror/security bookworm-security main non-free\n"
+             deb [trusted=yes] http://mirror/security bookworm-security main non-free\n\
+             deb http://mirror/more bookworm main non-free\n"
         );
     }
 

@@ -1,13 +1,15 @@
 //! The images and their contents.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
+use vgpu_abi::arch;
 
 use super::apt::Apt;
-use super::oci::{CREATED, Contents, Labels, Layer, archive};
+use super::oci::{CREATED, Contents, Labels, Layer, Platform, archive};
 use crate::{layout, shell};
 
 /// Packages that our glibc programs need.
@@ -102,12 +104,18 @@ pub(super) fn pause(folder: &Path) -> Result<PathBuf> {
         .file(program, "pause", 0o755)
         .write(&folder.join("pause-layer.tar"))?;
     let to = folder.join("pause.tar");
-    archive(&repository("pause", "dev"), &[layer], &["/pause"], &Labels::new(), &to)?;
+    archive(
+        &repository("pause", "dev"),
+        &[Platform::own(vec![layer])],
+        &["/pause"],
+        &Labels::new(),
+        &to,
+    )?;
     Ok(to)
 }
 
 pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
-    let mut apt = Apt::new(&cache.join("apt"))?;
+    let mut apt = Apt::new(cache, arch!(oci))?;
     let libc = base(cache, &mut apt, "libc", &LIBC, say)?;
     let python = base(cache, &mut apt, "python", &PYTHON, say)?;
     let busybox = base(cache, &mut apt, "static", &STATIC, say)?;
@@ -140,32 +148,51 @@ pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(
     let mut archives = Vec::new();
     for (name, layers, entrypoint) in ours.into_iter().chain([("no-glibc", no_glibc, "/usr/bin/sh")]) {
         let to = output.join(format!("{name}.tar"));
-        archive(&repository(name, "dev"), &layers, &[entrypoint], &Labels::new(), &to)?;
+        let platform = Platform::own(layers);
+        archive(
+            &repository(name, "dev"),
+            &[platform],
+            &[entrypoint],
+            &Labels::new(),
+            &to,
+        )?;
         archives.push(to);
     }
     Ok(Built { archives, nvidia_smi })
 }
 
-/// The images of a release, in `output`.
+/// The images of a release, in `output`, each for all architectures of `dists`: the folder of artefacts of each.
 pub(super) fn release(
     cache: &Path,
     output: &Path,
-    dist: &Path,
+    dists: &[(&'static str, PathBuf)],
     release: &Release,
     say: &mut dyn FnMut(&str),
 ) -> Result<Vec<Released>> {
-    let libc = base(cache, &mut Apt::new(&cache.join("apt"))?, "libc", &LIBC, say)?;
-    let parts = output.join("parts");
-    fs::create_dir_all(&parts).with_context(|| format!("cannot create {}", parts.display()))?;
+    let mut platforms: BTreeMap<&str, Vec<Platform>> = BTreeMap::new();
+    let mut products_of_one = None;
+    for (architecture, dist) in dists {
+        let libc = base(cache, &mut Apt::new(cache, architecture)?, "libc", &LIBC, say)?;
+        let parts = output.join("parts").join(architecture);
+        fs::create_dir_all(&parts).with_context(|| format!("cannot create {}", parts.display()))?;
+        let products = products(&libc, &libc, dist, &parts)?;
+        for product in &products {
+            platforms.entry(product.name).or_default().push(Platform {
+                architecture,
+                layers: product.layers.clone(),
+            });
+        }
+        products_of_one = Some(products);
+    }
     let mut released = Vec::new();
-    for product in products(&libc, &libc, dist, &parts)? {
+    for product in products_of_one.into_iter().flatten() {
         let file = output.join(format!("{}.tar", product.name));
         let name = repository(product.name, &release.version);
         let labels = release.labels(product.name, product.description);
-        let digest = archive(&name, &product.layers, &[product.entrypoint], &labels, &file)?;
+        let digest = archive(&name, &platforms[product.name], &[product.entrypoint], &labels, &file)?;
         released.push(Released { file, digest });
     }
-    remove(&parts)?;
+    remove(&output.join("parts"))?;
     Ok(released)
 }
 
@@ -252,6 +279,7 @@ fn soft_gpu(dist: &Path) -> Contents {
 /// The layer of these packages in the versions that the distribution had when it was first built here. Removing the cache's
 /// folder `images` brings newer ones.
 fn base(folder: &Path, apt: &mut Apt, name: &str, packages: &[&str], say: &mut dyn FnMut(&str)) -> Result<Layer> {
+    let name = format!("{name}{}", apt.suffix());
     let file = folder.join(format!(
         "base-{name}-{}-{}-licensed.tar",
         apt.codename(),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use vgpu_abi::arch;
 
 /// The image's labels: `org.opencontainers.image.*` and their values.
 pub(super) type Labels = BTreeMap<String, String>;
@@ -207,20 +208,44 @@ pub(super) fn on_top(below: &Path, name: &str, top: Contents, work: &Path, to: &
         .filter_map(Value::as_str)
         .collect();
     let labels = serde_json::from_value(config["config"]["Labels"].clone()).unwrap_or_default();
-    archive(name, &layers, &entrypoint, &labels, to).map(drop)
+    archive(name, &[Platform::own(layers)], &entrypoint, &labels, to).map(drop)
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// Writes an image of these layers, bottom first, under a temporary name, and renames it when it is complete. Returns the
-/// digest of its index, which names the image in a registry.
+/// The image for one architecture: its layers, bottom first.
+#[derive(Debug, Clone)]
+pub(super) struct Platform {
+    /// OCI's name of the architecture.
+    pub(super) architecture: &'static str,
+    pub(super) layers: Vec<Layer>,
+}
+
+impl Platform {
+    /// The image for this machine.
+    pub(super) fn own(layers: Vec<Layer>) -> Self {
+        Self {
+            architecture: arch!(oci),
+            layers,
+        }
+    }
+}
+
+/// Writes an image under a temporary name, and renames it when it is complete. Returns the digest of its index, which
+/// names the image in a registry.
 ///
-/// The image is an index of one platform, so that another one can be added without a change for whoever pulls it.
-/// `labels` are labels of the configuration, and annotations of manifest and index.
-pub(super) fn archive(name: &str, layers: &[Layer], entrypoint: &[&str], labels: &Labels, to: &Path) -> Result<String> {
-    let (layout, documents) = documents(name, layers, entrypoint, labels);
+/// The image is an index also if it has one platform, so that another one can be added without a change for whoever pulls
+/// it. `labels` are labels of each configuration, and annotations of manifests and index.
+pub(super) fn archive(
+    name: &str,
+    platforms: &[Platform],
+    entrypoint: &[&str],
+    labels: &Labels,
+    to: &Path,
+) -> Result<String> {
+    let (layout, documents) = documents(name, platforms, entrypoint, labels);
     let work = to.with_extension("part");
     let file = File::create(&work).with_context(|| format!("cannot create {}", work.display()))?;
     let mut archive = tar::Builder::new(BufWriter::new(file));
@@ -234,7 +259,7 @@ pub(super) fn archive(name: &str, layers: &[Layer], entrypoint: &[&str], labels:
         text(&format!("blobs/sha256/{}", hex(&Sha256::digest(document))), document)?;
     }
     let mut written: Vec<&str> = Vec::new();
-    for layer in layers {
+    for layer in platforms.iter().flat_map(|platform| &platform.layers) {
         if written.contains(&layer.digest.as_str()) {
             continue;
         }
@@ -248,15 +273,38 @@ pub(super) fn archive(name: &str, layers: &[Layer], entrypoint: &[&str], labels:
         .flush()
         .with_context(|| format!("cannot write {}", work.display()))?;
     fs::rename(&work, to).with_context(|| format!("cannot rename {}", work.display()))?;
-    Ok(format!("sha256:{}", hex(&Sha256::digest(&documents[2]))))
+    let index = documents.last().map(Sha256::digest).unwrap_or_default();
+    Ok(format!("sha256:{}", hex(&index)))
 }
 
-/// The layout's index.json, and the image's documents: configuration, manifest, index.
-fn documents(name: &str, layers: &[Layer], entrypoint: &[&str], labels: &Labels) -> (String, [String; 3]) {
-    let platform = json!({"architecture": "amd64", "os": "linux"});
+/// The layout's index.json, and the image's documents: configuration and manifest of each platform, and the index.
+fn documents(name: &str, platforms: &[Platform], entrypoint: &[&str], labels: &Labels) -> (String, Vec<String>) {
+    let (mut documents, mut entries) = (Vec::new(), Vec::new());
+    for platform in platforms {
+        let (config, manifest) = platform_documents(platform, entrypoint, labels);
+        let mut entry = descriptor_of(MANIFEST, &manifest);
+        entry["platform"] = json!({"architecture": platform.architecture, "os": "linux"});
+        entries.push(entry);
+        documents.extend([config, manifest]);
+    }
+    let mut index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries});
+    annotate(&mut index, labels);
+    let index = index.to_string();
+    let mut entry = descriptor_of(INDEX, &index);
+    let tag = name.rsplit_once(':').map_or(name, |(_, tag)| tag);
+    // Names for `ctr images import`, and for programs that read OCI layouts.
+    entry["annotations"] = json!({"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag});
+    let layout = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}).to_string();
+    documents.push(index);
+    (layout, documents)
+}
+
+/// The configuration and the manifest of an image.
+fn platform_documents(platform: &Platform, entrypoint: &[&str], labels: &Labels) -> (String, String) {
+    let layers = &platform.layers;
     let mut config = json!({
-        "architecture": platform["architecture"],
-        "os": platform["os"],
+        "architecture": platform.architecture,
+        "os": "linux",
         "config": {"Entrypoint": entrypoint, "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]},
         "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|l| format!("sha256:{}", l.digest)).collect::<Vec<_>>()},
     });
@@ -275,18 +323,7 @@ fn documents(name: &str, layers: &[Layer], entrypoint: &[&str], labels: &Labels)
         "layers": layers.iter().map(|layer| descriptor(layer_type, &layer.digest, layer.size)).collect::<Vec<_>>(),
     });
     annotate(&mut manifest, labels);
-    let manifest = manifest.to_string();
-    let mut entry = descriptor_of(MANIFEST, &manifest);
-    entry["platform"] = platform;
-    let mut index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]});
-    annotate(&mut index, labels);
-    let index = index.to_string();
-    let mut entry = descriptor_of(INDEX, &index);
-    let tag = name.rsplit_once(':').map_or(name, |(_, tag)| tag);
-    // Names for `ctr images import`, and for programs that read OCI layouts.
-    entry["annotations"] = json!({"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag});
-    let layout = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}).to_string();
-    (layout, [config, manifest, index])
+    (config, manifest.to_string())
 }
 
 fn annotate(document: &mut Value, labels: &Labels) {
@@ -324,7 +361,11 @@ mod tests {
 
         let image = folder.path().join("image.tar");
         let labels = Labels::from([(CREATED.to_owned(), "2026-11-28T00:00:00Z".to_owned())]);
-        let index = archive("docker.io/a/b:dev", &[first], &["/bin/program"], &labels, &image).unwrap();
+        let platforms = ["amd64", "arm64"].map(|architecture| Platform {
+            architecture,
+            layers: vec![first.clone()],
+        });
+        let index = archive("docker.io/a/b:dev", &platforms, &["/bin/program"], &labels, &image).unwrap();
         let mut blobs = Vec::new();
         for entry in tar::Archive::new(File::open(&image).unwrap()).entries().unwrap() {
             let mut entry = entry.unwrap();
@@ -339,26 +380,26 @@ mod tests {
                 ));
             }
         }
-        assert_eq!(blobs.len(), 4, "configuration, manifest, index, layer");
+        assert_eq!(
+            blobs.len(),
+            6,
+            "configuration and manifest of each platform, index, layer"
+        );
         let document = |digest: &Value| {
             let digest = digest.as_str().unwrap().replace("sha256:", "");
             blobs.iter().find(|(name, _)| *name == digest).unwrap().1.clone()
         };
         let index = document(&json!(index));
-        let manifest = document(&index["manifests"][0]["digest"]);
-        let config = document(&manifest["config"]["digest"]);
-        assert_eq!(
-            index["manifests"][0]["platform"],
-            json!({"architecture": "amd64", "os": "linux"})
-        );
-        for found in [
-            &index["annotations"],
-            &manifest["annotations"],
-            &config["config"]["Labels"],
-        ] {
-            assert_eq!(*found, json!(labels));
+        assert_eq!(index["annotations"], json!(labels));
+        for (entry, architecture) in list(&index["manifests"]).zip(["amd64", "arm64"]) {
+            let manifest = document(&entry["digest"]);
+            let config = document(&manifest["config"]["digest"]);
+            assert_eq!(entry["platform"], json!({"architecture": architecture, "os": "linux"}));
+            assert_eq!(config["architecture"], architecture);
+            assert_eq!(manifest["annotations"], json!(labels));
+            assert_eq!(config["config"]["Labels"], json!(labels));
+            assert_eq!(config["created"], "2026-11-28T00:00:00Z");
         }
-        assert_eq!(config["created"], "2026-11-28T00:00:00Z");
     }
 
     #[test]
@@ -369,7 +410,7 @@ mod tests {
         let below = Contents::default().file(at("program"), "usr/bin/program", 0o755);
         archive(
             "docker.io/a/b:dev",
-            &[below.write(&at("1.tar")).unwrap()],
+            &[Platform::own(vec![below.write(&at("1.tar")).unwrap()])],
             &["/bin/program"],
             &Labels::new(),
             &at("b.tar"),

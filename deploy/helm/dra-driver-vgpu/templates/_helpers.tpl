@@ -52,6 +52,13 @@ completes by itself: what it would pull is Docker Hub's. */}}
 {{- if $digest }}@{{ $digest }}{{ else }}:{{ $images.tag | default (index . 0).Chart.AppVersion }}{{ end }}
 {{- end -}}
 
+{{/* The label of nodes on which the images run. Empty if they are for both architectures: the runtime then chooses. With
+`helm upgrade --reuse-values` an old chart's values have no images.architectures, and its images were for amd64. */}}
+{{- define "vgpu.architecture" -}}
+{{- $all := .Values.images.architectures | default (list "amd64") -}}
+{{- if eq (len $all) 1 }}kubernetes.io/arch: {{ first $all }}{{ end -}}
+{{- end -}}
+
 {{/* "by-labels" if only nodes that are labelled as having an NVIDIA GPU get the plugin. Empty: the values choose other nodes,
 or all. With `helm upgrade --reuse-values` an old chart's values have no plugin.allNodes: as with that chart, all. */}}
 {{- define "vgpu.gpuNodes" -}}
