@@ -37,7 +37,7 @@ use crate::dra::claimdir::{self, ClaimDirs};
 use crate::dra::library::Library;
 use crate::dra::metadata;
 use crate::dra::mount_users::ShareMount;
-use crate::dra::share::{ClaimId, ShareKeys};
+use crate::dra::share::ShareKeys;
 use crate::driver::{self, Driver, Finder};
 use crate::driver_limit::command::{self, Program};
 use crate::publish::inventory::Inventory;
