@@ -186,6 +186,9 @@ impl Family {
     #[must_use]
     pub fn flags(&self, kubernetes: &str) -> Vec<String> {
         let mut linker = String::from("-s -w");
+        if self.tags == STATIC {
+            linker.push_str(" -extldflags=-static"); // for those with C, such as kwok
+        }
         if self.name == KUBERNETES {
             let minor = kubernetes.split('.').nth(1).unwrap_or_default();
             for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {

@@ -160,8 +160,9 @@ impl<'a> Karpenter<'a> {
     /// Writes the instance types and the templates of their slices.
     fn configure(&self, installed: &Installed, allocator: &str) -> Result<()> {
         let node = installed.gpus.first().context("no GPU is published")?.node.clone();
-        let slices = |words: &[&str]| -> Result<String> {
-            let said = vgpu(installed, &[&["slices", "-o", "json"], words].concat())?;
+        // Karpenter takes templates of two types in a pool of one name for the same devices, and asks selectors once.
+        let slices = |of: &str, words: &[&str]| -> Result<String> {
+            let said = vgpu(installed, &[&["slices", "-o", "json", "--name", of], words].concat())?;
             ensure!(said.status.success(), "vgpu slices {words:?}: {}", said.stderr);
             Ok(said.stdout)
         };
@@ -171,8 +172,8 @@ impl<'a> Karpenter<'a> {
             ("types", json!({"types.json": types})),
             (
                 "slices",
-                json!({format!("{LIKE_HERE}.json"): slices(&["--like", &node])?,
-                    format!("{H100}.json"): slices(&["--gpu", "H100-80GB:2"])?}),
+                json!({format!("{LIKE_HERE}.json"): slices(LIKE_HERE, &["--like", &node])?,
+                    format!("{H100}.json"): slices(H100, &["--gpu", "H100-80GB:2"])?}),
             ),
             ("mode", json!({"allocator": allocator})),
         ] {
@@ -330,7 +331,10 @@ fn took(what: &str, begun: Instant) {
 /// A pod with a share gets a node with GPUs, although one without costs less.
 fn from_zero(kube: &Kube<'_>) -> Result<()> {
     let begun = Instant::now();
-    kube.apply(&on_new_nodes("first", "five")?)?;
+    // A Deployment: a pod alone does not come back after a consolidation.
+    let mut small = only_new_nodes();
+    small["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "five"}]);
+    kube.apply(&deployment("first", 1, &HOLD, &small)?)?;
     wait_placed(kube, TAKEOVER, 1)?;
     took("from zero: a pod of 5Gi runs", begun);
     wait_nodes(kube, LIMIT, &[LIKE_HERE])
@@ -344,18 +348,21 @@ fn packing(kube: &Kube<'_>) -> Result<()> {
     took("packing: five pods of 40Gi run", begun);
     wait_nodes(kube, LIMIT, &[LIKE_HERE, LIKE_HERE])?;
     let on = |node: &String| placed.values().filter(|other| *other == node).count();
-    let first = placed.get("first").map(on);
+    let first = placed
+        .iter()
+        .find(|(pod, _)| pod.starts_with("first"))
+        .map(|(_, node)| on(node));
     ensure!(first == Some(4), "{first:?} pods are on the first node: {placed:?}");
     Ok(())
 }
 
-/// A pod that selects a product gets the type of node that has it. It goes with the pod.
+/// A pod that selects a product gets the type of node that has it. It goes with the pod. The pod takes both of its GPUs:
+/// else Karpenter might move others there, and save one of their nodes.
 fn another_gpu(kube: &Kube<'_>) -> Result<()> {
-    let mut object: Value =
-        serde_json::from_str(template("h100", "vgpu", json!({"memory": "5Gi"}), &[]).trim_end_matches("\n---\n"))?;
     let product = format!("device.attributes[\"dra.vgpu\"].productName == \"{H100_NAME}\"");
-    object["spec"]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] =
-        json!([{"cel": {"expression": product}}]);
+    let exactly = json!({"deviceClassName": "vgpu", "count": 2, "selectors": [{"cel": {"expression": product}}]});
+    let object = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "h100"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}});
     kube.apply(&object.to_string())?;
     let begun = Instant::now();
     kube.apply(&on_new_nodes("chooses", "h100")?)?;
