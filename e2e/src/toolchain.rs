@@ -2,9 +2,9 @@
 //! pinned versions.
 //!
 //! ```text
-//! tools/<family>/go.mod, go.sum ─┐
-//! packages, tags, linker flags  ─┼─ sha256 ─► cache/tools/<family>-<key>/<programs>
-//! Go's version, the platform    ─┘            (a folder with that name is complete: it is renamed at the end)
+//! tools/<family>/go.*, *.go    ─┐
+//! packages, tags, linker flags ─┼─ sha256 ─► cache/tools/<family>-<key>/<programs>
+//! Go's version, the platform   ─┘            (a folder with that name is complete: it is renamed at the end)
 //! KUBERNETES=DIR                ── Kubernetes' programs, instead of building them
 //! ```
 
@@ -144,7 +144,7 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Builds it if it is not cached. `name`: kueue.
+    /// Builds it if it is not cached. `name`: kueue, karpenter or kwok.
     pub fn build(name: &str, say: &mut dyn FnMut(&str)) -> Result<Self> {
         let known = BESIDE.iter().find(|(family, _)| family.name == name);
         let (family, module) = known.with_context(|| format!("no program {name} is built for tests beside others"))?;
@@ -239,8 +239,7 @@ fn module_of(
 /// Everything that decides the result. `go build` itself checks go.sum, so that covers the sources too.
 fn key_of(module: &Path, flags: &[String], packages: &[String], go: &str) -> Result<String> {
     let mut hash = Sha256::new();
-    for name in ["go.mod", "go.sum"] {
-        let file = module.join(name);
+    for file in files_of_key(module)? {
         hash.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
         hash.update([0]);
     }
@@ -254,6 +253,16 @@ fn key_of(module: &Path, flags: &[String], packages: &[String], go: &str) -> Res
         .take(8)
         .map(|byte| format!("{byte:02x}"))
         .collect())
+}
+
+/// go.mod, go.sum, and the sources of a program of ours.
+fn files_of_key(module: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(module).with_context(|| format!("cannot read {}", module.display()))?;
+    let mut sources: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    sources.retain(|file| file.extension().is_some_and(|extension| extension == "go"));
+    sources.sort();
+    let locks = ["go.mod", "go.sum"].map(|name| module.join(name));
+    Ok(locks.into_iter().chain(sources).collect())
 }
 
 #[cfg(test)]
@@ -275,6 +284,9 @@ mod tests {
         assert_ne!(first, key(&[], &["-trimpath", "a/c"], "go1.26.6"));
         assert_ne!(key(&["ab"], &[], ""), key(&["a"], &["b"], ""));
         fs::write(folder.path().join("go.sum"), "changed").unwrap();
-        assert_ne!(first, key(&["-trimpath"], &["a/b"], "go1.26.6"));
+        let second = key(&["-trimpath"], &["a/b"], "go1.26.6");
+        assert_ne!(first, second);
+        fs::write(folder.path().join("main.go"), "package main").unwrap();
+        assert_ne!(second, key(&["-trimpath"], &["a/b"], "go1.26.6"));
     }
 }

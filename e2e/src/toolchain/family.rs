@@ -117,16 +117,41 @@ pub const RELEASE: [Family; 4] = [
 
 /// Programs that people run beside this driver, for the tests that try them together: each with the module that has its
 /// chart or its kinds. They take minutes to build, so only the tests that need them have them built.
-pub(super) const BESIDE: [(Family, &str); 1] = [(
-    Family {
-        name: "kueue",
-        packages: &["sigs.k8s.io/kueue/cmd/kueue"],
-        tags: "netgo osusergo", // static, since its image has no libc
-        rename: None,
-        estimate: "200 s when nothing is cached",
-    },
-    "sigs.k8s.io/kueue",
-)];
+pub(super) const BESIDE: [(Family, &str); 3] = [
+    (
+        Family {
+            name: "kueue",
+            packages: &["sigs.k8s.io/kueue/cmd/kueue"],
+            tags: STATIC,
+            rename: None,
+            estimate: "200 s when nothing is cached",
+        },
+        "sigs.k8s.io/kueue",
+    ),
+    (
+        Family {
+            name: "karpenter",
+            packages: &["dra.vgpu/e2e/tools/karpenter"], // its sources are beside its go.mod
+            tags: STATIC,
+            rename: None,
+            estimate: "100 s when nothing is cached",
+        },
+        "sigs.k8s.io/karpenter",
+    ),
+    (
+        Family {
+            name: "kwok",
+            packages: &["sigs.k8s.io/kwok/cmd/kwok"],
+            tags: STATIC,
+            rename: None,
+            estimate: "130 s when nothing is cached",
+        },
+        "sigs.k8s.io/kwok",
+    ),
+];
+
+/// Programs in images of their own have no libc beside them.
+const STATIC: &str = "netgo osusergo";
 
 impl Family {
     /// The module and its chosen version, if the version can be chosen.
@@ -161,6 +186,9 @@ impl Family {
     #[must_use]
     pub fn flags(&self, kubernetes: &str) -> Vec<String> {
         let mut linker = String::from("-s -w");
+        if self.tags == STATIC {
+            linker.push_str(" -extldflags=-static"); // for those with C, such as kwok
+        }
         if self.name == KUBERNETES {
             let minor = kubernetes.split('.').nth(1).unwrap_or_default();
             for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {

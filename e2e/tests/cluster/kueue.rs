@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
-use vgpu_e2e::image::{self, Contents};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, patience};
 
+use crate::beside::{self, items};
 use crate::manifests::{HOLD, pod_object};
 use crate::shared::{self, Installed, LIMIT, Test};
 
@@ -38,15 +38,13 @@ pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[("kueue_in_controller_mode", ||
 /// The namespace of Kueue and the name of its release.
 const NAMESPACE: &str = "kueue-system";
 const RELEASE: &str = "kueue";
-const IMAGE: &str = "docker.io/dra-driver-vgpu/kueue";
 /// The resource of the queues.
 const MEMORY: &str = "dra.vgpu/memory";
 /// Time for a suspended or preempted Job's pods to be replaced by others.
 const MOVED: Duration = Duration::from_secs(120);
 
 fn beside_kueue(test: &str, namespace: &str, cluster: fn() -> Result<&'static Installed>) -> Result<()> {
-    if !shared::prepared().beside.contains_key("kueue") {
-        vgpu_skip::skip(test, "it builds Kueue and takes minutes: VGPU_FULL_SIZE=1 runs it");
+    if beside::skips(test, "kueue") {
         return Ok(());
     }
     shared::in_namespace_of(cluster()?, namespace, |installed, kube| {
@@ -74,49 +72,24 @@ struct Kueue<'a> {
 
 impl<'a> Kueue<'a> {
     fn install(installed: &'a Installed) -> Result<Self> {
-        let kueue = &shared::prepared().beside["kueue"];
-        let work = tempfile::tempdir().context("cannot make a folder")?;
-        let program = Contents::default().file(&kueue.program, "manager", 0o755);
-        let below = shared::prepared().archive_of("pause")?;
-        installed
-            .cluster
-            .import(&image::on_top(below, &format!("{IMAGE}:tested"), program, work.path())?)?;
+        beside::import(installed, "kueue", "manager")?;
         let this = Self {
             system: Kube::new(&installed.cluster, NAMESPACE),
         };
-        let (chart, values) = (kueue.module.join("charts/kueue"), install::example("kueue/values.yaml"));
-        let text = |path: &std::path::Path| path.to_str().map(str::to_owned).context("a path that is not UTF-8");
+        let chart = beside::program("kueue")?.module.join("charts/kueue");
         let manager = "controllerManager.manager";
         let here = [
-            format!("{manager}.image.repository={IMAGE}"),
-            format!("{manager}.image.tag=tested"),
+            format!("{manager}.image.repository={}", beside::repository("kueue")),
+            format!("{manager}.image.tag={}", beside::TAG),
             format!("{manager}.image.pullPolicy=Never"),
             // Kueue's own image names a user.
             format!("{manager}.podSecurityContext.runAsUser=65532"),
             format!("{manager}.resources.requests.cpu=50m"),
             format!("{manager}.resources.requests.memory=64Mi"),
         ];
-        let limit = patience::timeout(LIMIT * 2);
-        let installing = this.system.helm(&[
-            "install",
-            RELEASE,
-            &text(&chart)?,
-            "--create-namespace",
-            "--values",
-            &text(&values)?,
-            "--set",
-            &here.join(","),
-            "--wait",
-            &limit,
-        ]);
-        match installing {
-            Ok(_) => Ok(this),
-            Err(error) => {
-                let why = this.system.run(&["describe", "pods"]).unwrap_or_default();
-                let removed = this.uninstall();
-                after(Err(error.context(why)), removed)
-            }
-        }
+        let values = install::example("kueue/values.yaml");
+        beside::install(&this.system, RELEASE, &chart, Some(&values), &here)?;
+        Ok(this)
     }
 
     /// Starts or ends Kueue's only replica.
@@ -175,17 +148,8 @@ impl<'a> Kueue<'a> {
                 .into_iter()
                 .try_for_each(delete)
             });
-        after(emptied, self.uninstall())
-    }
-
-    fn uninstall(&self) -> Result<()> {
-        let limit = patience::timeout(LIMIT * 2);
-        let uninstalled = self.system.helm(&["uninstall", RELEASE, "--wait", &limit]).map(drop);
-        let gone = self
-            .system
-            .run(&["delete", "namespace", NAMESPACE, "--ignore-not-found", &limit])
-            .map(drop);
-        after(uninstalled, gone)
+        let uninstalled = beside::uninstall(&self.system, RELEASE);
+        after(emptied, after(uninstalled, beside::delete_namespace(&self.system)))
     }
 }
 
@@ -197,10 +161,6 @@ fn apply(kube: &Kube<'_>, file: &str) -> Result<()> {
 fn manifest(file: &str) -> Result<String> {
     let path = install::example("kueue").join(file);
     std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-fn items(list: &Value) -> &[Value] {
-    list["items"].as_array().map_or(&[], Vec::as_slice)
 }
 
 fn pods_of(kube: &Kube<'_>, app: &str) -> Result<Vec<Value>> {

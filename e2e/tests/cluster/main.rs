@@ -18,6 +18,7 @@
 //! people.rs     what the 51 mistakes and situations of users are answered, by the files in e2e/people
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! kueue.rs      queues by Kueue, with VGPU_FULL_SIZE=1
+//! karpenter.rs  nodes that Karpenter makes and removes, with VGPU_FULL_SIZE=1; beside.rs installs it, and Kueue
 //! quota.rs      namespace quotas: who waits, who starts, while leaders end
 //! containers.rs init containers, sidecars, monitors
 //! reallocated.rs shares that are reallocated while a former process still uses them
@@ -42,6 +43,7 @@
 mod adversity;
 mod attacks;
 mod bad_input;
+mod beside;
 mod checker;
 mod containers;
 mod controller;
@@ -52,6 +54,7 @@ mod example;
 mod explain;
 mod fleet;
 mod health;
+mod karpenter;
 mod kueue;
 mod load;
 mod machine;
@@ -120,7 +123,11 @@ fn main() -> ExitCode {
 }
 
 /// Programs that tests run beside the driver, by the start of the tests' names.
-const BESIDE: [(&str, &str); 1] = [("kueue::", "kueue")];
+const BESIDE: [(&str, &str); 3] = [
+    ("kueue::", "kueue"),
+    ("karpenter::", "karpenter"),
+    ("karpenter::", "kwok"),
+];
 
 /// The programs beside the driver that this run needs. They take minutes to build, so short runs have none.
 fn beside(arguments: &Arguments, tests: &[Named]) -> Vec<&'static str> {
@@ -254,6 +261,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Controller, "modes", modes::TESTS),
         (Part::Controller, "quota", quota::IN_CONTROLLER_MODE),
         (Part::Controller, "kueue", kueue::IN_CONTROLLER_MODE),
+        (Part::Controller, "karpenter", karpenter::IN_CONTROLLER_MODE),
         (Part::Controller, "nodes", nodes::IN_CONTROLLER_MODE),
         (Part::Observed, "reallocated", reallocated::TESTS),
         (Part::Observed, "plugin_storm", plugin_storm::TESTS),
@@ -262,6 +270,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Observed, "softgpu", softgpu::TESTS),
         (Part::Quota, "quota", quota::ON_KUBE_SCHEDULER),
         (Part::Quota, "kueue", kueue::ON_KUBE_SCHEDULER),
+        (Part::Quota, "karpenter", karpenter::ON_KUBE_SCHEDULER),
         // It changes the plugin of its cluster permanently, so it is the last one there.
         (Part::Observed, "truth", truth::TESTS),
         // On a cluster of its own, where the machine can have one.

@@ -69,7 +69,7 @@ fn on_two(name: &str, test: impl FnOnce(&Installed, &Kube<'_>, &NodeHandle<'_>) 
 }
 
 /// A Deployment whose pods have a share each, with more fields for the pods' spec.
-fn deployment(name: &str, replicas: usize, command: &[&str], more: &Value) -> Result<String> {
+pub(crate) fn deployment(name: &str, replicas: usize, command: &[&str], more: &Value) -> Result<String> {
     let text = pod(name, "client", command, "t");
     let text = text.split("\n---").next().context("a pod without text")?;
     let mut spec = serde_json::from_str::<Value>(text)?["spec"].take();
