@@ -1,11 +1,14 @@
 //! Lists a machine's GPUs through NVML.
 
 mod memory_sizes;
+mod mig;
 mod nvlink;
+mod read_memory;
 mod read_nvlink;
 mod sysfs;
 
 pub use memory_sizes::{MemorySizes, MemorySource};
+pub use mig::{Instance, Placement};
 pub use sysfs::{PciGpu, nvidia_gpus};
 
 use crate::driver_limit::DriverLimit;
@@ -14,18 +17,17 @@ use nvlink::{Islands, Linked, Links};
 use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::{Device, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
+use nvml_wrapper::{Nvml, cuda_driver_version_major, cuda_driver_version_minor};
+use read_memory::memory_by_nvml;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::path::Path;
 
-const MIB: u64 = 1 << 20;
-
-/// One physical GPU, as its driver describes it.
+/// One physical GPU, or an instance of a GPU in MIG mode, as its driver describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gpu {
-    /// As NVML prints it: `GPU-3f8a1c20-1111-2222-3333-444455556666`.
+    /// As NVML prints it: `GPU-3f8a1c20-1111-2222-3333-444455556666`, or `MIG-` for an instance.
     #[serde(deserialize_with = "files::safe_uuid")]
     pub uuid: String,
     pub index: u32,
@@ -56,12 +58,18 @@ pub struct Gpu {
     /// read the record.
     #[serde(default, skip_serializing_if = "is_not_found_out")]
     pub driver_limit: Option<DriverLimit>,
+    /// What makes it an instance: all other fields but UUID and memory are then those of its GPU. None: a whole GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<Instance>,
 }
 
 /// The result of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct List {
     pub gpus: Vec<Gpu>,
+    /// The instances of GPUs in MIG mode, which themselves are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub instances: Vec<Gpu>,
     pub left_out: Vec<LeftOut>,
     /// What GPUs say of their NVLinks and do not agree on: a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -88,9 +96,14 @@ pub enum Error {
         reason: String,
     },
     #[error(
-        "GPU {0} is in MIG mode, so it cannot be shared as a whole; switch MIG off (nvidia-smi -mig 0) to share it"
+        "GPU {uuid} is in MIG mode, so it cannot be shared as a whole; switch MIG off (nvidia-smi -mig 0) to share it{}",
+        beside(instances)
     )]
-    Mig(String),
+    Mig {
+        uuid: String,
+        /// Its instances, for the reader: profile, place and UUID of each.
+        instances: Vec<String>,
+    },
     /// NVML has no figure of its memory, and no size is configured.
     #[error(
         "GPU {uuid}: the driver has no figure of the memory of {product:?}, which the GPU shares with the system; say how \
@@ -109,6 +122,14 @@ impl Gpu {
     #[must_use]
     pub fn has_driver_limit(&self) -> bool {
         self.driver_limit.as_ref().is_some_and(DriverLimit::is_kept)
+    }
+}
+
+/// What a reader should know of a GPU's instances.
+fn beside(instances: &[String]) -> String {
+    match instances {
+        [] => String::new(),
+        _ => format!(". It has the instances {}", instances.join(", ")),
     }
 }
 
@@ -150,12 +171,26 @@ pub fn list(nvml: &Nvml, sizes: &MemorySizes) -> Result<List, Error> {
     let cuda_version = (cuda_driver_version_major(cuda), cuda_driver_version_minor(cuda));
     let count = nvml.device_count().map_err(failed("device count"))?;
     let mut links = Vec::new();
+    let mut instances = Vec::new();
     let read = |index| {
-        let (gpu, of_gpu) = read_one(nvml, Path::new("/sys"), sizes, index, &driver_version, cuda_version)?;
+        let asked = Asked {
+            nvml,
+            sys: Path::new("/sys"),
+            sizes,
+            driver_version: &driver_version,
+            cuda_version,
+        };
+        let (gpu, of_gpu) = read_one(&asked, index, &mut instances)?;
         links.push(of_gpu);
         Ok(gpu)
     };
     let mut list = List::new((0..count).map(read));
+    for instance in instances {
+        match instance {
+            Ok(instance) => list.instances.push(instance),
+            Err(left_out) => list.left_out.push(left_out),
+        }
+    }
     let linked = list.gpus.iter().zip(&links);
     let linked: Vec<Linked<'_>> = linked
         .map(|(gpu, links)| (gpu.uuid.as_str(), gpu.pci_bus_id.as_deref(), links))
@@ -179,14 +214,17 @@ pub fn failed(field: &'static str) -> impl Fn(NvmlError) -> Error {
     }
 }
 
-fn read_one(
-    nvml: &Nvml,
-    sys: &Path,
-    sizes: &MemorySizes,
-    index: u32,
-    driver_version: &str,
+/// What all GPUs of a scan have in common.
+struct Asked<'a> {
+    nvml: &'a Nvml,
+    sys: &'a Path,
+    sizes: &'a MemorySizes,
+    driver_version: &'a str,
     cuda_version: (i32, i32),
-) -> Result<(Gpu, Links), LeftOut> {
+}
+
+/// Reads a GPU. Those of its instances that could be read, and those that could not, are added to `instances`.
+fn read_one(asked: &Asked<'_>, index: u32, instances: &mut Vec<Result<Gpu, LeftOut>>) -> Result<(Gpu, Links), LeftOut> {
     let unreadable = |uuid: Option<&String>, field: &'static str| {
         let uuid = uuid.cloned();
         move |error: NvmlError| LeftOut {
@@ -198,44 +236,71 @@ fn read_one(
             },
         }
     };
+    let nvml = asked.nvml;
     let device = nvml.device_by_index(index).map_err(unreadable(None, "handle"))?;
     let uuid = device.uuid().map_err(unreadable(None, "UUID"))?;
     let failed = |field: &'static str| unreadable(Some(&uuid), field);
-    // Drivers and GPUs without MIG return an error here.
-    if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
-        return Err(LeftOut {
-            uuid: Some(uuid.clone()),
-            why: Error::Mig(uuid),
-        });
-    }
     let name = device.name().map_err(failed("name"))?;
-    let by_nvml = memory_by_nvml(&device).map_err(failed("memory"))?;
-    let (memory, memory_source) = sizes.of(&name, by_nvml).ok_or_else(|| no_figure(&uuid, &name))?;
     let capability = device.cuda_compute_capability().map_err(failed("compute capability"))?;
     let pci_bus_id = device
         .pci_info()
         .ok()
         .and_then(|pci| sysfs::kernel_spelling(&pci.bus_id));
-    let links = read_nvlink::links(nvml, &device);
-    let gpu = Gpu {
+    let mut gpu = Gpu {
         index,
         minor: device.minor_number().ok(),
         name,
         brand: device.brand().map_or("Unknown", brand).to_owned(),
         architecture: device.architecture().unwrap_or(DeviceArchitecture::Unknown).to_string(),
         compute_capability: (capability.major, capability.minor),
-        driver_version: driver_version.to_owned(),
-        cuda_version,
-        memory,
-        memory_source,
-        pcie_root: pci_bus_id.as_deref().and_then(|id| sysfs::pcie_root(sys, id)),
-        numa_node: pci_bus_id.as_deref().and_then(|id| sysfs::numa_node(sys, id)),
+        driver_version: asked.driver_version.to_owned(),
+        cuda_version: asked.cuda_version,
+        pcie_root: pci_bus_id.as_deref().and_then(|id| sysfs::pcie_root(asked.sys, id)),
+        numa_node: pci_bus_id.as_deref().and_then(|id| sysfs::numa_node(asked.sys, id)),
         pci_bus_id,
-        nvlink_clique: None,
-        driver_limit: None,
-        uuid,
+        uuid: uuid.clone(),
+        ..Gpu::default()
     };
+    // Drivers and GPUs without MIG return an error here.
+    if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
+        let found = mig::instances(nvml, &device, &uuid).into_iter();
+        let found: Vec<Result<Gpu, LeftOut>> = found.map(|one| one_of(&gpu, one)).collect();
+        let named = found
+            .iter()
+            .flatten()
+            .filter_map(|one| Some(format!("{} ({})", one.mig.as_ref()?, one.uuid)));
+        let why = Error::Mig {
+            uuid: uuid.clone(),
+            instances: named.collect(),
+        };
+        instances.extend(found);
+        return Err(LeftOut { uuid: Some(uuid), why });
+    }
+    let by_nvml = memory_by_nvml(&device).map_err(failed("memory"))?;
+    let sized = asked.sizes.of(&gpu.name, by_nvml);
+    (gpu.memory, gpu.memory_source) = sized.ok_or_else(|| no_figure(&uuid, &gpu.name))?;
+    let links = read_nvlink::links(nvml, &device);
     Ok((gpu, links))
+}
+
+/// An instance of `gpu`, with its properties, or why it cannot be read.
+fn one_of(gpu: &Gpu, found: Result<mig::Found, mig::Unreadable>) -> Result<Gpu, LeftOut> {
+    match found {
+        Ok(mig::Found { uuid, memory, instance }) => Ok(Gpu {
+            uuid,
+            memory,
+            mig: Some(instance),
+            ..gpu.clone()
+        }),
+        Err(mig::Unreadable { uuid, field, reason }) => Err(LeftOut {
+            uuid,
+            why: Error::Field {
+                index: gpu.index,
+                field: Cow::Owned(field),
+                reason,
+            },
+        }),
+    }
 }
 
 fn no_figure(uuid: &str, product: &str) -> LeftOut {
@@ -245,16 +310,6 @@ fn no_figure(uuid: &str, product: &str) -> LeftOut {
             uuid: uuid.to_owned(),
             product: product.to_owned(),
         },
-    }
-}
-
-/// The memory that programs can allocate, in whole MiB. None: NVML has no figure of this GPU's memory.
-fn memory_by_nvml(device: &Device<'_>) -> Result<Option<u64>, NvmlError> {
-    match device.memory_info() {
-        Err(NvmlError::NotSupported) => Ok(None),
-        memory => {
-            memory.map(|memory| Some(memory.total.saturating_sub(memory.reserved) / MIB * MIB).filter(|all| *all > 0))
-        }
     }
 }
 
@@ -300,9 +355,27 @@ mod tests {
         assert_eq!((&list.left_out[..], list.why_empty()), (&[lost.clone()][..], None));
         let mig = LeftOut {
             uuid: Some("x".into()),
-            why: Error::Mig("x".into()),
+            why: Error::Mig {
+                uuid: "x".into(),
+                instances: Vec::new(),
+            },
         };
         assert_eq!(List::new([Err(lost.clone()), Err(mig)]).why_empty(), Some(lost.why));
         assert_eq!(List::new([]).why_empty(), Some(Error::NoGpu));
+    }
+
+    #[test]
+    fn a_gpu_in_mig_mode_names_its_instances() {
+        let said = |instances: &[&str]| {
+            let instances = instances.iter().map(|one| (*one).to_owned()).collect();
+            let uuid = "GPU-x".into();
+            Error::Mig { uuid, instances }.to_string()
+        };
+        assert!(said(&[]).ends_with("(nvidia-smi -mig 0) to share it"), "{}", said(&[]));
+        let two = said(&["3g.40gb@0 (MIG-a)", "1g.10gb@4 (MIG-b)"]);
+        assert!(
+            two.ends_with("It has the instances 3g.40gb@0 (MIG-a), 1g.10gb@4 (MIG-b)"),
+            "{two}"
+        );
     }
 }

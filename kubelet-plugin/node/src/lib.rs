@@ -7,7 +7,7 @@
 //!  vgpu run ────────────┴─► mounts, locks, gpus
 //!  vgpu-driver-limit ─────► cgroup, files, lock_file, driver_limit ◄── vgpu-kubelet-plugin
 //! ```
-#![deny(unsafe_code)] // allowed in gpus/read_nvlink.rs alone: nvml-wrapper lacks one call
+#![deny(unsafe_code)] // allowed in gpus/read_nvlink.rs and gpus/mig.rs alone: nvml-wrapper lacks some calls
 
 pub mod arbitration;
 pub mod cgroup;

@@ -2,6 +2,7 @@
 
 mod check;
 mod faults;
+mod mig;
 mod processes;
 #[path = "../soft_gpu/mod.rs"]
 mod soft_gpu;

@@ -17,7 +17,6 @@ const SAME: &[(&str, &str)] = &[
     ("cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"),
     ("cuDevicePrimaryCtxSetFlags", "cuDevicePrimaryCtxSetFlags_v2"),
     ("cuStreamDestroy", "cuStreamDestroy_v2"),
-    ("cuDeviceGetUuid", "cuDeviceGetUuid_v2"),
     ("cuMipmappedArrayGetSparseProperties", "cuArrayGetSparseProperties"),
     ("cuEventRecordWithFlags", "cuEventRecord"),
     ("cuEventDestroy", "cuEventDestroy_v2"),

@@ -6,6 +6,7 @@
 //! hang                every call waits until this line is gone
 //! lost 1              GPU 1 fell off the bus: calls on it answer that it is lost
 //! mig 0               GPU 0 is in MIG mode
+//! gone 0 1            the instance with id 1 of GPU 0 was destroyed; for whoever asks from now on
 //! xid 0 79            GPU 0 raises XID 79, once for each such line that is added, to whoever waits for events then
 //! ecc 0 3             GPU 0 counts 3 uncorrected ECC errors since the driver was loaded
 //! remap 0 pending     rows of GPU 0's memory are to be remapped at its next reset
@@ -18,7 +19,7 @@
 //!
 //! One fault a line. A missing file is no fault, and so is a line that says anything else: a test that misspells one sees
 //! that nothing happens. Replace the file by a rename, because a reader may come between two writes. CUDA reads it only
-//! with `memory_limits`, because a GPU in MIG mode has none.
+//! with `memory_limits`, because a GPU in MIG mode has none, and for instances that are gone.
 
 use std::fs;
 use std::path::Path;
@@ -34,6 +35,7 @@ pub struct Control {
     pub wrong_pids: bool,
     lost: Vec<usize>,
     mig: Vec<usize>,
+    gone: Vec<(usize, u32)>,
     unreadable: Vec<usize>,
     unsupported: Vec<usize>,
     xids: Vec<(usize, u64)>,
@@ -79,6 +81,7 @@ impl Control {
                 ["hang"] => control.hangs = true,
                 ["lost", gpu] => control.lost.extend(gpu.parse::<usize>()),
                 ["mig", gpu] => control.mig.extend(gpu.parse::<usize>()),
+                ["gone", gpu, id] => control.gone.extend(pair(gpu, id)),
                 ["unreadable", gpu] => control.unreadable.extend(gpu.parse::<usize>()),
                 ["unsupported", gpu] => control.unsupported.extend(gpu.parse::<usize>()),
                 ["xid", gpu, xid] => control.xids.extend(pair(gpu, xid)),
@@ -105,6 +108,12 @@ impl Control {
     #[must_use]
     pub fn has_mig(&self, gpu: usize) -> bool {
         self.mig.contains(&gpu)
+    }
+
+    /// Returns true if the instance with this id was destroyed.
+    #[must_use]
+    pub fn is_gone(&self, gpu: usize, id: u32) -> bool {
+        self.gone.contains(&(gpu, id))
     }
 
     /// The XIDs of all GPUs, in their order in the file.
@@ -150,7 +159,9 @@ mod tests {
         let control = Control::parse("lost 1\n  mig 0 \nhang\nlost 2\n");
         assert!(control.hangs && control.is_lost(1) && control.is_lost(2) && control.has_mig(0));
         assert!(!control.is_lost(0) && !control.has_mig(1));
-        assert_eq!(Control::parse("hangs\nlost one\nmig\n\n"), Control::default());
+        let gone = Control::parse("gone 0 1\ngone 1 x\n");
+        assert!(gone.is_gone(0, 1) && !gone.is_gone(1, 1) && !gone.is_gone(0, 2));
+        assert_eq!(Control::parse("hangs\nlost one\nmig\ngone 1\n\n"), Control::default());
         assert_eq!(Control::read(Path::new("/nowhere")), Control::default());
     }
 

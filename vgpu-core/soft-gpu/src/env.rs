@@ -1,5 +1,5 @@
-//! Reads the variables that are the whole interface: SOFT_GPU_STATE, SOFT_GPU_PROFILE and SOFT_GPU_CGROUP. No other
-//! module reads them.
+//! Reads the variables that are the whole interface: SOFT_GPU_STATE, SOFT_GPU_PROFILE, SOFT_GPU_CGROUP and
+//! SOFT_GPU_CAPS. No other module reads them.
 
 #![allow(unsafe_code)] // getuid has no safe wrapper in std.
 
@@ -22,6 +22,8 @@ pub struct Config {
     pub profile: Option<(PathBuf, Profile)>,
     /// The folder that counts as this process's cgroup, in a tree of plain folders. None: the kernel's.
     pub cgroup: Option<PathBuf>,
+    /// The folder with the capability nodes of instances that this process may use. None: it may use all.
+    pub caps: Option<PathBuf>,
 }
 
 impl Config {
@@ -58,12 +60,17 @@ impl Config {
             }
             None => None,
         };
-        let cgroup = std::env::var_os("SOFT_GPU_CGROUP").filter(|value| !value.is_empty());
+        let path = |name| {
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
         Ok(Self {
             dir,
             origin,
             profile,
-            cgroup: cgroup.map(PathBuf::from),
+            cgroup: path("SOFT_GPU_CGROUP"),
+            caps: path("SOFT_GPU_CAPS"),
         })
     }
 }

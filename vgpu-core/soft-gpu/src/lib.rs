@@ -36,6 +36,7 @@ pub mod faults;
 pub mod layout;
 pub mod liveness;
 pub mod memory_limits;
+pub mod mig;
 pub mod names;
 pub mod profile;
 mod region;

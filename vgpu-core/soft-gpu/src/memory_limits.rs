@@ -164,7 +164,7 @@ impl State {
             MemoryLimits::Misc => Way::Misc,
             MemoryLimits::None => return Err(Refused::NotSupported),
         };
-        match self.control().has_mig(gpu) {
+        match self.instance(gpu).is_some() || self.has_mig(gpu) {
             true => Err(Refused::NotSupported),
             false => Ok(way),
         }
@@ -438,6 +438,7 @@ mod tests {
                 origin: "a test",
                 profile: Some(("a test".into(), self.1.clone())),
                 cgroup: Some(self.at(cgroup)),
+                caps: None,
             }
         }
 

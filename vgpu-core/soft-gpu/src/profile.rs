@@ -20,6 +20,8 @@
 //! | `unified_name` | product name of these, 1 to 63 bytes | `Software GPU GB10` |
 //! | `nvlink` | NVLinks between GPUs, comma-separated: `0-3`, one switch that joins GPUs 0 to 3; `0=1`, a link between two; `0>1`, a link of GPU 0 to GPU 1 of which GPU 1 knows nothing, as no sound machine has | none |
 //! | `fabric` | `CLUSTER.CLIQUE`: UUID of the fabric, in 32 hex digits, and number of the clique to which all GPUs belong | none |
+//! | `mig` | GPUs in MIG mode and their instances: `0: 3g.40gb@0, 1g.10gb@4; 1:` (see `mig`) | none |
+//! | `mig_product` | whose instance profiles these are: `a100-40gb`, `a100-80gb`, `h100-80gb` or `h200-141gb` | `h100-80gb` |
 //! | `sms` | multiprocessors | `132` |
 //! | `compute_capability` | `major.minor` | `9.0` |
 //! | `driver_version` | as NVML reports it | `550.163.01` |
@@ -37,6 +39,8 @@
 //! is guessed.
 
 use std::fmt;
+
+use crate::mig::{Instance, MigGpu, Product};
 
 /// One GPU address on the PCI bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,6 +226,8 @@ profile! {
     "unified_name" unified_name: String = "Software GPU GB10".into(), |text| printable(text, 63), String::clone, "1 to 63 printable characters";
     "nvlink" nvlink: Vec<NvLink> = Vec::new(), nvlinks, |list| joined(list), "links such as 0-3, 4=5";
     "fabric" fabric: Option<Fabric> = None, fabric, fabric_text, "32 hex digits, a dot and a number";
+    "mig" mig: Vec<MigGpu> = Vec::new(), MigGpu::list, |list| mig_text(list), "GPUs with instances, such as 0: 3g.40gb@0, 1g.10gb@4; 1:";
+    "mig_product" mig_product: &'static Product = Product::named("h100-80gb").expect("a product"), Product::named, |product| product.name.into(), "a100-40gb, a100-80gb, h100-80gb or h200-141gb";
     "sms" sms: u32 = 132, |text| number(text, 1024), u32::to_string, "a number from 1 to 1024";
     "compute_capability" compute_capability: (u32, u32) = (9, 0), dotted, with_dot, "major.minor, such as 9.0";
     "driver_version" driver_version: String = "550.163.01".into(), |text| printable(text, 79), String::clone, "a version such as 550.163.01";
@@ -412,6 +418,11 @@ fn fabric_text(fabric: &Option<Fabric>) -> String {
     fabric.as_ref().map_or_else(String::new, text)
 }
 
+fn mig_text(list: &[MigGpu]) -> String {
+    let list: Vec<String> = list.iter().map(ToString::to_string).collect();
+    list.join("; ")
+}
+
 fn joined(list: &[impl ToString]) -> String {
     let list: Vec<String> = list.iter().map(ToString::to_string).collect();
     list.join(", ")
@@ -510,6 +521,33 @@ impl Profile {
         if ends.map(|(one, other)| one.max(other)).any(|index| index >= self.gpus) {
             return whole("nvlink", format!("indices below gpus ({})", self.gpus));
         }
+        if self.mig.iter().any(|of| of.gpu >= self.gpus) {
+            return whole("mig", format!("indices below gpus ({})", self.gpus));
+        }
+        if self.mig.iter().any(|of| self.is_unified(of.gpu as usize)) {
+            return whole("mig", "GPUs that are not unified".into());
+        }
+        let mut places = self.gpus as usize;
+        for of in &self.mig {
+            let instances = match of.instances(self.mig_product) {
+                Ok(instances) => instances,
+                Err(expected) => return whole("mig", expected),
+            };
+            let sizes = instances.iter().map(|one| one.shape.memory());
+            if sizes.clone().sum::<u64>() > self.memory {
+                return whole("mig", format!("instances that fit into memory ({} bytes)", self.memory));
+            }
+            if sizes.clone().any(|size| !size.is_multiple_of(self.granularity)) {
+                return whole("granularity", "at most 2MiB, with instances".into());
+            }
+            places += instances.len();
+        }
+        if places > MAX_GPUS {
+            return whole(
+                "mig",
+                format!("at most {MAX_GPUS} GPUs and instances together, got {places}"),
+            );
+        }
         if self.pci.is_empty() {
             // Spread over buses as in a server; any distinct addresses do.
             self.pci = (0..self.gpus)
@@ -549,6 +587,18 @@ impl Profile {
         } else {
             &self.name
         }
+    }
+
+    /// The instances of all GPUs, in their order in the profile.
+    pub fn instances(&self) -> Vec<Instance> {
+        // `complete` has refused a profile whose instances cannot exist.
+        let of = |gpu: &MigGpu| gpu.instances(self.mig_product).unwrap_or_default();
+        self.mig.iter().flat_map(of).collect()
+    }
+
+    /// Returns true if the GPU with this index is in MIG mode.
+    pub fn has_mig(&self, gpu: usize) -> bool {
+        self.mig.iter().any(|of| of.gpu as usize == gpu)
     }
 
     /// Returns what the NVLinks of a GPU lead to, in their order: GPUs and switches by their PCI addresses.
@@ -646,6 +696,43 @@ mod tests {
         assert!(!none.is_unified(0));
         for wrong in ["unified = 0, 0", "unified = first", "unified = 2"] {
             assert!(Profile::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn gpus_in_mig_mode_have_the_instances_that_the_profile_names() {
+        let text = "gpus = 3\nmig = 0: 3g.40gb@0, 1g.10gb@4; 2:\n";
+        let profile = Profile::parse(text).unwrap();
+        assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
+        let named: Vec<(usize, &str)> = profile
+            .instances()
+            .iter()
+            .map(|one| (one.parent, one.shape.name))
+            .collect();
+        assert_eq!(named, [(0, "3g.40gb"), (0, "1g.10gb")]);
+        assert_eq!([0, 1, 2].map(|gpu| profile.has_mig(gpu)), [true, false, true]);
+        let other = Profile::parse("mig_product = h200-141gb\nmemory = 141GiB\nmig = 1: 3g.71gb@4").unwrap();
+        assert_eq!(other.instances()[0].shape.memory(), 71_168 << 20);
+        for (wrong, expected) in [
+            ("mig = 2: 1g.10gb@0", "mig: expected indices below gpus (2)"),
+            ("mig = 0: 1g.18gb@0", "mig: expected profiles of h100-80gb"),
+            ("unified = 0\nmig = 0:", "mig: expected GPUs that are not unified"),
+            (
+                "memory = 40GiB\nmig = 0: 3g.40gb@0, 1g.10gb@4",
+                "mig: expected instances that fit into memory",
+            ),
+            (
+                "granularity = 1GiB\nmig = 0: 3g.40gb@0",
+                "granularity: expected at most 2MiB",
+            ),
+            (
+                "gpus = 16\nmig = 0: 3g.40gb@0",
+                "mig: expected at most 16 GPUs and instances together, got 17",
+            ),
+            ("mig_product = h100", "line 1: mig_product = h100: expected a100-40gb"),
+        ] {
+            let said = Profile::parse(wrong).unwrap_err().to_string();
+            assert!(said.starts_with(expected), "{wrong}: {said}");
         }
     }
 

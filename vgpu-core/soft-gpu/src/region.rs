@@ -18,6 +18,7 @@ use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{FREE, MAGIC, PHASE_MASK, Shared};
 use crate::liveness::{Lock, Pulse, pulse};
+use crate::mig::{COMPUTE_INSTANCE, cap_name};
 use crate::profile::Profile;
 
 /// The mapped file. It stays mapped until the process ends: other threads may be reading it.
@@ -195,7 +196,33 @@ fn write_new(dir: &Path, profile: &Profile) -> io::Result<()> {
         file.write_all_at(&uuid, (entry + offset_of!(crate::layout::Gpu, uuid)) as u64)?;
     }
     file.flush()?;
+    write_capabilities(dir, profile)?;
     fs::rename(&aside, dir.join("gpus"))
+}
+
+/// Writes plain files for the capability nodes of instances, and what the kernel module says of these in /proc: both below
+/// the state folder, in `dev` and `proc`.
+fn write_capabilities(dir: &Path, profile: &Profile) -> io::Result<()> {
+    let nodes = dir.join("dev/nvidia-caps");
+    let of_kernel = dir.join("proc/driver/nvidia/capabilities");
+    for folder in [&nodes, &of_kernel] {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    for instance in profile.instances() {
+        fs::create_dir_all(&nodes)?;
+        let gpu_instance = of_kernel.join(format!("gpu{}/mig/gi{}", instance.parent, instance.id()));
+        let compute_instance = gpu_instance.join(format!("ci{COMPUTE_INSTANCE}"));
+        for (folder, minor) in [gpu_instance, compute_instance].into_iter().zip(instance.minors()) {
+            fs::write(nodes.join(cap_name(minor)), "")?;
+            fs::create_dir_all(&folder)?;
+            let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
+            fs::write(folder.join("access"), text)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns UUIDs that depend only on the machine and the folder, so a new state has the same ones. Their first four
@@ -223,7 +250,7 @@ fn uuids(dir: &Path) -> Vec<[u8; 16]> {
 }
 
 /// FNV-1a over the seed, then splitmix64's finish: for distribution, not for secrecy.
-fn mix(seed: &[u8], salt: u64) -> u64 {
+pub(crate) fn mix(seed: &[u8], salt: u64) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325 ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut hash = seed.iter().fold(start, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -252,6 +279,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = Config {
             cgroup: None,
+            caps: None,
             dir: dir.path().to_owned(),
             origin: "a test",
             profile: None,

@@ -19,8 +19,9 @@ use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{DEAD, FREE, LIVE, NVML_CALLS, PHASE_MASK, Proc, Shared};
 use crate::liveness::{Holders, LOCK_WAIT, Lock, Pulse, pulse, take};
+use crate::mig::{Instance, cap_name};
 use crate::profile::{Clock, Pci, Profile};
-use crate::region::Region;
+use crate::region::{Region, mix};
 use crate::timeline::schedule::Pace;
 use crate::timeline::usage::WINDOW_NS;
 use crate::timeline::words::{MAX_QUEUES, Owner, Words, owner};
@@ -35,6 +36,10 @@ pub struct State {
     inode: u64,
     /// The folder that is this process's cgroup, in a tree of plain folders.
     cgroup: Option<PathBuf>,
+    /// The instances of GPUs in MIG mode. Their places come after those of the GPUs.
+    instances: Vec<Instance>,
+    /// The folder with the capability nodes of instances that this process may use. None: it may use all.
+    caps: Option<PathBuf>,
 }
 
 /// A process that uses the GPUs.
@@ -87,10 +92,12 @@ impl State {
         let Region { shared, profile, inode } = Region::open(config)?;
         Ok(Self {
             shared,
+            instances: profile.instances(),
             profile,
             dir: config.dir.clone(),
             inode,
             cgroup: config.cgroup.clone(),
+            caps: config.caps.clone(),
         })
     }
 
@@ -112,15 +119,93 @@ impl State {
         Control::read(&self.dir)
     }
 
-    pub fn uuid(&self, gpu: usize) -> [u8; 16] {
-        self.shared.gpus[gpu].uuid
+    /// The number of GPUs and instances, which is that of the places in use.
+    pub fn devices(&self) -> usize {
+        self.profile.gpus as usize + self.instances.len()
     }
 
-    /// Returns the UUID as NVML prints it, `GPU-8-4-4-4-12`.
-    pub fn uuid_text(&self, gpu: usize) -> String {
-        let hex: String = self.uuid(gpu).iter().map(|byte| format!("{byte:02x}")).collect();
+    /// Returns the instance in a place; None: a GPU is there.
+    pub fn instance(&self, device: usize) -> Option<&Instance> {
+        self.instances.get(device.checked_sub(self.profile.gpus as usize)?)
+    }
+
+    /// Returns the places of the instances of a GPU that exist and that this process may use.
+    pub fn instances_of(&self, gpu: usize) -> Vec<usize> {
+        let control = self.control();
+        let is_there = |one: &&Instance| one.parent == gpu && !control.is_gone(gpu, one.id()) && self.may_use(one);
+        let found = self.instances.iter().enumerate().filter(|(_, one)| is_there(one));
+        found.map(|(at, _)| self.profile.gpus as usize + at).collect()
+    }
+
+    /// Returns true if both capability nodes of an instance are there for this process.
+    fn may_use(&self, instance: &Instance) -> bool {
+        let has = |folder: &PathBuf| {
+            instance
+                .minors()
+                .iter()
+                .all(|minor| folder.join(cap_name(*minor)).exists())
+        };
+        self.caps.as_ref().is_none_or(has)
+    }
+
+    /// Returns the GPUs that this process may open. The capability nodes of instances stand for the nodes of GPUs too: with
+    /// some, it may open the GPUs of these instances alone.
+    pub fn gpus(&self) -> Vec<usize> {
+        let all = 0..self.profile.gpus as usize;
+        match &self.caps {
+            Some(_) if self.instances.iter().any(|one| self.may_use(one)) => all
+                .filter(|gpu| self.instances.iter().any(|one| one.parent == *gpu && self.may_use(one)))
+                .collect(),
+            _ => all.collect(),
+        }
+    }
+
+    /// Returns true if a GPU is in MIG mode.
+    pub fn has_mig(&self, gpu: usize) -> bool {
+        self.profile.has_mig(gpu) || self.control().has_mig(gpu)
+    }
+
+    /// What clients can allocate on a GPU or in an instance.
+    pub fn memory_of(&self, device: usize) -> u64 {
+        let of_instance = self.instance(device).map(|instance| instance.shape.memory());
+        of_instance.unwrap_or(self.profile.memory)
+    }
+
+    /// The multiprocessors of a GPU or an instance.
+    pub fn sms_of(&self, device: usize) -> u32 {
+        self.instance(device)
+            .map_or(self.profile.sms, |instance| instance.shape.sms)
+    }
+
+    /// The name of a GPU or an instance, as the driver prints it.
+    pub fn name_of(&self, device: usize) -> String {
+        match self.instance(device) {
+            Some(instance) => format!("{} MIG {}", self.profile.name_of(instance.parent), instance.shape.name),
+            None => self.profile.name_of(device).to_owned(),
+        }
+    }
+
+    /// The UUID of an instance depends on its GPU and its id alone, so it comes back with the next instance there.
+    pub fn uuid(&self, device: usize) -> [u8; 16] {
+        let Some(instance) = self.instance(device) else {
+            return self.shared.gpus[device].uuid;
+        };
+        let of_parent = self.shared.gpus[instance.parent].uuid;
+        let half = |salt| mix(&of_parent, u64::from(2 * instance.id()) + salt).to_be_bytes();
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&half(0));
+        uuid[8..].copy_from_slice(&half(1));
+        uuid[6] = uuid[6] & 0x0f | 0x50; // a version 5, variant 1 UUID by form
+        uuid[8] = uuid[8] & 0x3f | 0x80;
+        uuid
+    }
+
+    /// Returns the UUID as NVML prints it, `GPU-8-4-4-4-12`, or `MIG-` for an instance.
+    pub fn uuid_text(&self, device: usize) -> String {
+        let hex: String = self.uuid(device).iter().map(|byte| format!("{byte:02x}")).collect();
         format!(
-            "GPU-{}-{}-{}-{}-{}",
+            "{}-{}-{}-{}-{}-{}",
+            if self.instance(device).is_some() { "MIG" } else { "GPU" },
             &hex[..8],
             &hex[8..12],
             &hex[12..16],
@@ -129,8 +214,9 @@ impl State {
         )
     }
 
-    pub fn pci(&self, gpu: usize) -> Pci {
-        self.profile.pci[gpu]
+    /// The address of a GPU, or of the GPU of an instance.
+    pub fn pci(&self, device: usize) -> Pci {
+        self.profile.pci[self.instance(device).map_or(device, |instance| instance.parent)]
     }
 
     pub fn gpu_at(&self, pci: Pci) -> Option<usize> {
@@ -228,7 +314,7 @@ impl State {
             if phase & PHASE_MASK != DEAD {
                 continue;
             }
-            for (gpu, entry) in proc.gpus.iter().enumerate().take(self.profile.gpus as usize) {
+            for (gpu, entry) in proc.gpus.iter().enumerate().take(self.devices()) {
                 let total = &self.shared.gpus[gpu].total;
                 let units = total.settle(place, &entry.held) as i64;
                 if units > 0 {
@@ -279,7 +365,7 @@ impl State {
     }
 
     pub(crate) fn words(&self) -> Words<'static> {
-        self.shared.timeline.words(self.profile.gpus as usize)
+        self.shared.timeline.words(self.devices())
     }
 
     pub(crate) fn pace(&self) -> Pace {
@@ -426,7 +512,7 @@ impl State {
                 proc.pid.store(std::process::id(), Ordering::Relaxed);
                 usage::join(state.words(), place, state.now());
                 proc.phase.store(phase | LIVE, Ordering::Release);
-                let turns = (0..state.profile.gpus).map(|_| Mutex::default()).collect();
+                let turns = (0..state.devices()).map(|_| Mutex::default()).collect();
                 let queues = if state.profile.late_events { MAX_QUEUES } else { 0 };
                 drop(_lock);
                 return Ok(Member {
@@ -491,7 +577,7 @@ impl Member {
         let Ok(delta) = i64::try_from(units) else {
             return Err(Full);
         };
-        let (state, capacity) = (&self.state, self.state.profile.memory / self.state.profile.granularity);
+        let (state, capacity) = (&self.state, self.state.memory_of(gpu) / self.state.profile.granularity);
         if units > capacity {
             return Err(Full);
         }
@@ -554,8 +640,7 @@ impl Member {
     /// Returns the free bytes of a GPU.
     pub fn free(&self, gpu: usize) -> u64 {
         self.state
-            .profile
-            .memory
+            .memory_of(gpu)
             .saturating_sub(self.state.used(gpu, self.place))
     }
 

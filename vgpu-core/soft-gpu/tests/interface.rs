@@ -192,6 +192,7 @@ fn calls_of_what_is_not_modelled_are_counted() {
         origin: "the test",
         profile: None,
         cgroup: None,
+        caps: None,
     };
     let calls = soft_gpu::state::State::open(&config).unwrap().calls(false);
     let index = names::CUDA

@@ -55,7 +55,7 @@ fn fabric(nvml: &Nvml, device: &Device<'_>) -> Option<Fabric> {
 ///
 /// # Safety
 /// Zeros are a value of `T`.
-unsafe fn zeroed<D, T, R>(_writer: &unsafe extern "C" fn(D, *mut T) -> R) -> T {
+pub(super) unsafe fn zeroed<D, T, R>(_writer: &unsafe extern "C" fn(D, *mut T) -> R) -> T {
     // SAFETY: as promised.
     unsafe { std::mem::zeroed() }
 }

@@ -372,8 +372,12 @@ mod tests {
         let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
         scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs);
         assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
+        let divided = gpus::Error::Mig {
+            uuid: gpu(0).uuid,
+            instances: Vec::new(),
+        };
         for (why, name, text) in [
-            (gpus::Error::Mig(gpu(0).uuid), "dra.vgpu/mig", "is in MIG mode"),
+            (divided, "dra.vgpu/mig", "is in MIG mode"),
             (gpus::Error::NoGpu, "dra.vgpu/lost", "not in the driver's list"),
         ] {
             let lost = List {

@@ -102,7 +102,7 @@ impl Published {
         let left_out = self
             .left_out
             .iter()
-            .filter(|left| !is_known(left) && !matches!(left.why, gpus::Error::Mig(_)));
+            .filter(|left| !is_known(left) && !matches!(left.why, gpus::Error::Mig { .. }));
         let remarks = Remarks {
             left_out: left_out.map(|left| left.why.to_string()).collect(),
             contradictions: self.contradictions.clone(),
@@ -267,18 +267,25 @@ mod tests {
         assert_eq!(taints(&published), [(0, ""), (1, "")], "new");
     }
 
+    fn divided(index: u32) -> gpus::Error {
+        gpus::Error::Mig {
+            uuid: gpu(index).uuid,
+            instances: Vec::new(),
+        }
+    }
+
     #[test]
     fn a_gpu_in_mig_mode_says_so_and_a_driver_without_gpus_has_lost_all() {
         let mut published = Published::new(vec![gpu(0), gpu(1)]);
-        let divided = List {
+        let one_is_divided = List {
             gpus: vec![gpu(1)],
             left_out: vec![LeftOut {
                 uuid: Some(gpu(0).uuid),
-                why: vgpu_node::gpus::Error::Mig(gpu(0).uuid),
+                why: divided(0),
             }],
             ..List::default()
         };
-        published.apply(Ok(&divided), &[], Instant::now());
+        published.apply(Ok(&one_is_divided), &[], Instant::now());
         assert_eq!(taints(&published), [(0, "mig"), (1, "")]);
         published.apply(Ok(&list(&[])), &[], Instant::now());
         assert_eq!(taints(&published), [(0, "lost"), (1, "lost")]);
@@ -313,9 +320,10 @@ mod tests {
             left_out: vec![
                 left_out(0, no_figure(0)),
                 left_out(1, no_figure(1)),
-                left_out(2, gpus::Error::Mig(gpu(2).uuid)),
+                left_out(2, divided(2)),
             ],
             contradictions: vec!["a sentence".into()],
+            ..List::default()
         };
         published.apply(Ok(&seen), &[gpu(0)], Instant::now());
         assert_eq!(taints(&published), [(0, "lost"), (3, "")]);

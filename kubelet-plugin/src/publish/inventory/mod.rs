@@ -95,7 +95,7 @@ impl Unavailable {
     #[must_use]
     pub fn missing(named: Option<&LeftOut>) -> Self {
         match named.map(|left| &left.why) {
-            Some(gpus::Error::Mig(_)) => Self::Mig,
+            Some(gpus::Error::Mig { .. }) => Self::Mig,
             Some(why) => Self::Lost(why.to_string()),
             None => Self::Lost(String::new()),
         }
@@ -125,7 +125,10 @@ impl Unavailable {
                 format!("GPU {uuid} is not in the driver's list any more; check nvidia-smi and dmesg on the node")
             }
             Self::Lost(why) => format!("GPU {uuid} is not in the driver's list any more: {why}"),
-            Self::Mig => gpus::Error::Mig(uuid.to_owned()).to_string(),
+            Self::Mig => {
+                let (uuid, instances) = (uuid.to_owned(), Vec::new());
+                gpus::Error::Mig { uuid, instances }.to_string()
+            }
             Self::Silent(why) => format!("the NVIDIA driver does not answer: {why}"),
         }
     }
@@ -303,6 +306,7 @@ pub(crate) mod tests {
             numa_node: Some(0),
             nvlink_clique: Some("GPU-3f8a1c20-1111-2222-3333-444455556666".into()),
             driver_limit: None,
+            mig: None,
         }
     }
 

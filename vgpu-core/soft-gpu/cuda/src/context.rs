@@ -90,8 +90,7 @@ impl Context {
     /// Takes or gives back the memory that stacks, the printf buffer and the heap need beyond their default sizes. The
     /// default sizes are part of a context's cost.
     fn resize(&'static self, driver: &Driver) -> Res {
-        let profile = driver.state().profile();
-        let threads = u64::from(profile.sms) * 2048;
+        let threads = u64::from(driver.state().sms_of(self.gpu)) * 2048;
         let factors = [threads, 1, 1];
         let bytes = factors
             .iter()
@@ -108,7 +107,7 @@ impl Context {
         let have = self.extra.load(Ordering::Relaxed);
         if want > have {
             driver.memory.charge(driver, self.gpu, want - have)?;
-            driver.member().sleep(profile.context_time_ns);
+            driver.member().sleep(driver.state().profile().context_time_ns);
         } else {
             driver.member().shrink(self.gpu, have - want);
         }

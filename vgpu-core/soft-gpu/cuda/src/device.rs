@@ -82,7 +82,7 @@ const FIXED: &[(u32, i32)] = &[
 fn special(driver: &Driver, gpu: usize, attribute: u32) -> Option<i32> {
     let (profile, pci) = (driver.state().profile(), driver.state().pci(gpu));
     Some(match attribute {
-        16 => profile.sms as i32,
+        16 => driver.state().sms_of(gpu) as i32,
         18 => i32::from(profile.is_unified(gpu)),
         33 => i32::from(pci.bus),
         34 => i32::from(pci.device),
@@ -111,7 +111,7 @@ soft_gpu::api! {
 
     fn cuDeviceGetName(name: Out<u8>, room: i32, device: i32) {
         let (driver, gpu) = driver::device(device)?;
-        name.text(driver.state().profile().name_of(gpu), room)
+        name.text(&driver.state().name_of(gpu), room)
     }
 
     fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) {
@@ -119,14 +119,21 @@ soft_gpu::api! {
         out.set(driver.state().uuid(driver.gpu(device)?))
     }
 
+    /// The UUID of an instance's GPU, where the second version has the instance's own.
+    fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) {
+        let driver = driver::get()?;
+        let (state, gpu) = (driver.state(), driver.gpu(device)?);
+        out.set(state.uuid(state.instance(gpu).map_or(gpu, |instance| instance.parent)))
+    }
+
     fn cuDeviceTotalMem_v2(out: Out<u64>, device: i32) {
-        let (driver, _) = driver::device(device)?;
-        out.set(driver.state().profile().memory)
+        let (driver, gpu) = driver::device(device)?;
+        out.set(driver.state().memory_of(gpu))
     }
 
     fn cuDeviceTotalMem(out: Out<u32>, device: i32) {
-        let (driver, _) = driver::device(device)?;
-        out.set(u32::try_from(driver.state().profile().memory).unwrap_or(u32::MAX))
+        let (driver, gpu) = driver::device(device)?;
+        out.set(u32::try_from(driver.state().memory_of(gpu)).unwrap_or(u32::MAX))
     }
 
     fn cuDeviceGetAttribute(out: Out<i32>, attribute: u32, device: i32) {

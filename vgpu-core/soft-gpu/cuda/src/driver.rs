@@ -16,7 +16,7 @@ use crate::visible;
 
 pub(crate) struct Driver {
     member: Member,
-    /// CUDA ordinal to GPU, as CUDA_VISIBLE_DEVICES says.
+    /// CUDA ordinal to GPU or instance, as CUDA_VISIBLE_DEVICES says.
     pub(crate) gpus: Vec<usize>,
     mark: Option<ForkMark>,
     pub(crate) primaries: Vec<Primary>,
@@ -74,7 +74,7 @@ pub(crate) fn start() -> Res {
         let driver = Driver {
             gpus,
             mark: ForkMark::new(),
-            primaries: (0..profile.gpus).map(|_| Primary::default()).collect(),
+            primaries: (0..member.state().devices()).map(|_| Primary::default()).collect(),
             memory: Memory::new(profile.granularity),
             next_handle: AtomicU64::new(1),
             member,

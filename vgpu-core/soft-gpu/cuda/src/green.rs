@@ -23,14 +23,14 @@ fn with<T>(act: impl FnOnce(&mut HashMap<u64, &'static Context>) -> T) -> T {
 
 soft_gpu::api! {
     fn cuDeviceGetDevResource(device: i32, out: Out<Resource>, kind: u32) {
-        let (driver, _) = driver::device(device)?;
+        let (driver, gpu) = driver::device(device)?;
         if kind != SM {
             return Err(INVALID_VALUE);
         }
         // The count is stored after the type and its padding (96 bytes).
         let mut resource = [0; 36];
         resource[0] = SM;
-        resource[24] = driver.state().profile().sms;
+        resource[24] = driver.state().sms_of(gpu);
         out.set(resource)
     }
 

@@ -3,6 +3,7 @@
 use soft_gpu::timeline::{Cost, kernel_ns};
 
 use crate::code::{Code, INVALID_HANDLE, INVALID_VALUE, Res};
+use crate::context;
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
 use crate::module::{is_function, named};
@@ -69,13 +70,8 @@ impl Shape {
                 (ns, width) => arguments.cost(ns, width),
             };
         }
-        let profile = driver.state().profile();
-        Ok(Cost::whole(kernel_ns(
-            blocks,
-            threads,
-            profile.sms,
-            profile.kernel_time_ns,
-        )))
+        let ns = driver.state().profile().kernel_time_ns;
+        Ok(Cost::whole(kernel_ns(blocks, threads, sms(driver), ns)))
     }
 }
 
@@ -97,6 +93,12 @@ fn launch(function: u64, shape: Shape, stream: u64, each: In<In<u64>>, buffer: I
     crate::module::load_lazily(driver, function)?;
     let cost = shape.cost(driver, function, Arguments { each, buffer })?;
     stream::queue(driver, stream, cost)
+}
+
+/// The multiprocessors of the current context's GPU or instance; without a context, those of a GPU.
+fn sms(driver: &Driver) -> u32 {
+    let state = driver.state();
+    context::here().map_or(state.profile().sms, |(_, context)| state.sms_of(context.gpu))
 }
 
 fn occupancy(block: i32) -> i32 {
@@ -160,7 +162,7 @@ soft_gpu::api! {
             return Err(INVALID_HANDLE);
         }
         let size = if limit > 0 { limit.min(1024) } else { 1024 };
-        grid.set(driver::get()?.state().profile().sms as i32 * occupancy(size))?;
+        grid.set(sms(driver::get()?) as i32 * occupancy(size))?;
         block.set(size)
     }
 }

@@ -398,7 +398,7 @@ soft_gpu::api! {
         let (driver, context) = context::here()?;
         driver.memory.vmm.collect(driver);
         let state = driver.state();
-        let (memory, left) = (state.profile().memory, driver.member().free(context.gpu));
+        let (memory, left) = (state.memory_of(context.gpu), driver.member().free(context.gpu));
         let told = Told { total: memory, free: left, used: memory - left };
         let told = state.cut_to_limit(context.gpu, told);
         free.set(told.free)?;

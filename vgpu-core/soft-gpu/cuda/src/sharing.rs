@@ -89,7 +89,7 @@ fn list(handle: &Handle, sign: i64) {
 fn open(out: Out<u64>, handle: Handle, mark: u64) -> crate::code::Res {
     let (driver, _) = here()?;
     let [found, gpu, size, _, _, ..] = handle;
-    if found != mark || gpu >= u64::from(driver.state().profile().gpus) || !out.given() {
+    if found != mark || gpu >= driver.state().devices() as u64 || !out.given() {
         return Err(INVALID_HANDLE);
     }
     let mut opened = lock(&driver.memory.sharing.0);
@@ -164,7 +164,7 @@ soft_gpu::api! {
     fn cuMemImportFromShareableHandle(out: Out<u64>, descriptor: u64, kind: i32) {
         let driver = driver::get()?;
         let [mark, gpu, size, host] = read_note(descriptor as i32).filter(|_| kind == 1).ok_or(INVALID_VALUE)?;
-        if mark != PHYSICAL || gpu >= u64::from(driver.state().profile().gpus) || !out.given() {
+        if mark != PHYSICAL || gpu >= driver.state().devices() as u64 || !out.given() {
             return Err(INVALID_VALUE);
         }
         let by = handed_out::keep(descriptor as i32);
@@ -182,7 +182,7 @@ soft_gpu::api! {
     fn cuMemPoolImportFromShareableHandle(out: Out<u64>, descriptor: u64, kind: i32, _flags: u64) {
         let driver = driver::get()?;
         let [mark, gpu, ..] = read_note(descriptor as i32).filter(|_| kind == 1).ok_or(INVALID_VALUE)?;
-        if mark != POOL || gpu >= u64::from(driver.state().profile().gpus) || !out.given() {
+        if mark != POOL || gpu >= driver.state().devices() as u64 || !out.given() {
             return Err(INVALID_VALUE);
         }
         out.set(driver.memory.pools.import(driver, gpu as usize))

@@ -1,13 +1,42 @@
 //! CUDA_VISIBLE_DEVICES: selects and orders the GPUs. Entries are indices or (beginnings of) UUIDs. The list ends at
 //! the first entry that names no GPU, and a GPU that is named twice makes it empty, as the programming guide says.
+//!
+//! A GPU in MIG mode is no device of CUDA; its instances are. Drivers before r570 give a process one instance and no GPU
+//! beside it, later ones all.
 
 use soft_gpu::state::State;
 
+/// The first driver branch that gives a process several instances.
+const SEVERAL_INSTANCES: u32 = 570;
+
+/// Returns the places of the GPUs and instances that a process has.
 pub(crate) fn list(state: &State, value: Option<&str>) -> Vec<usize> {
-    let uuids: Vec<String> = (0..state.profile().gpus as usize)
-        .map(|gpu| state.uuid_text(gpu))
-        .collect();
-    choose(&uuids, value)
+    let gpus = state.gpus();
+    let whole = gpus.iter().copied().filter(|gpu| !state.profile().has_mig(*gpu));
+    let mut instances: Vec<usize> = gpus.iter().flat_map(|gpu| state.instances_of(*gpu)).collect();
+    let is_alone = branch(&state.profile().driver_version) < SEVERAL_INSTANCES && !instances.is_empty();
+    if is_alone && !value.is_some_and(|value| value.trim_start().starts_with("MIG-")) {
+        instances.truncate(1);
+    }
+    // assumed: instances come after GPUs
+    let devices: Vec<usize> = if is_alone {
+        instances
+    } else {
+        whole.chain(instances).collect()
+    };
+    let uuids: Vec<String> = devices.iter().map(|device| state.uuid_text(*device)).collect();
+    let mut chosen: Vec<usize> = choose(&uuids, value).into_iter().map(|at| devices[at]).collect();
+    chosen.truncate(if is_alone { 1 } else { usize::MAX });
+    chosen
+}
+
+/// The first number of a driver's version.
+fn branch(version: &str) -> u32 {
+    version
+        .split('.')
+        .next()
+        .and_then(|first| first.parse().ok())
+        .unwrap_or(0)
 }
 
 fn choose(uuids: &[String], value: Option<&str>) -> Vec<usize> {

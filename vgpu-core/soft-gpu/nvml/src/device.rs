@@ -2,9 +2,10 @@
 
 use soft_gpu::c::{Code, Res};
 use soft_gpu::profile::Pci;
+use soft_gpu::state::State;
 
 use crate::codes::{INVALID_ARGUMENT, In, NOT_FOUND, Out, Text, VERSION_MISMATCH, text};
-use crate::library::{device, handle, state};
+use crate::library::{device, either, handle, state};
 use crate::sensors::{constant, pair};
 
 /// nvmlPciInfo_t: legacy id, domain, bus, device, device id, subsystem id, id.
@@ -73,19 +74,28 @@ pub(crate) fn info(pci: Pci) -> PciInfo {
 }
 
 fn count(out: Out<u32>) -> Res {
-    out.set(state()?.profile().gpus)
+    out.set(state()?.gpus().len() as u32)
 }
 
 fn by_index(index: u32, out: Out<u64>) -> Res {
-    if index >= state()?.profile().gpus {
-        return Err(INVALID_ARGUMENT);
-    }
-    out.set(handle(index as usize))
+    let gpu = state()?.gpus().get(index as usize).copied();
+    out.set(handle(gpu.ok_or(INVALID_ARGUMENT)?))
 }
 
 fn by_pci(id: Text, out: Out<u64>) -> Res {
     let pci = soft_gpu::profile::parse_pci(&id.get()?).ok_or(INVALID_ARGUMENT)?;
-    out.set(handle(state()?.gpu_at(pci).ok_or(NOT_FOUND)?))
+    let gpu = state()?
+        .gpu_at(pci)
+        .filter(|gpu| state().is_ok_and(|state| state.gpus().contains(gpu)));
+    out.set(handle(gpu.ok_or(NOT_FOUND)?))
+}
+
+/// The GPUs that this process may open, and their instances.
+fn devices(state: &State) -> Vec<usize> {
+    let gpus = state.gpus();
+    let instances = gpus.iter().flat_map(|gpu| state.instances_of(*gpu));
+    let instances: Vec<usize> = instances.collect();
+    gpus.into_iter().chain(instances).collect()
 }
 
 /// Returns NVML's number of the architecture of a compute capability.
@@ -117,9 +127,9 @@ soft_gpu::api! {
 
     fn nvmlDeviceGetHandleByUUID(uuid: Text, out: Out<u64>) {
         let (state, uuid) = (state()?, uuid.get()?);
-        let mut gpus = 0..state.profile().gpus as usize;
-        let gpu = gpus.find(|gpu| state.uuid_text(*gpu).eq_ignore_ascii_case(&uuid));
-        out.set(handle(gpu.ok_or(NOT_FOUND)?))
+        let mut all = devices(state).into_iter();
+        let found = all.find(|device| state.uuid_text(*device).eq_ignore_ascii_case(&uuid));
+        out.set(handle(found.ok_or(NOT_FOUND)?))
     }
 
     fn nvmlDeviceGetHandleByUUIDV(uuid: In<Uuid>, out: Out<u64>) {
@@ -132,25 +142,33 @@ soft_gpu::api! {
             2 => uuid.value[..16].iter().map(|byte| format!("{byte:02x}")).collect(),
             _ => return Err(INVALID_ARGUMENT),
         };
-        let named = |gpu: &usize| {
-            let text = state.uuid_text(*gpu);
-            let digits = text.trim_start_matches("GPU").replace('-', "");
+        let named = |device: &usize| {
+            let text = state.uuid_text(*device);
+            let digits = text.split_once('-').map_or("", |(_, digits)| digits).replace('-', "");
             asked.eq_ignore_ascii_case(if uuid.kind == 1 { &text } else { &digits })
         };
-        out.set(handle((0..state.profile().gpus as usize).find(named).ok_or(NOT_FOUND)?))
+        out.set(handle(devices(state).into_iter().find(named).ok_or(NOT_FOUND)?))
     }
 
-    fn nvmlDeviceGetIndex(gpu: u64, out: Out<u32>) { out.set(device(gpu)?.1 as u32) }
+    /// Of an instance: the index by which its GPU lists it.
+    fn nvmlDeviceGetIndex(gpu: u64, out: Out<u32>) {
+        let (state, device) = either(gpu)?;
+        match state.instance(device) {
+            Some(instance) => out.set(instance.index),
+            None => out.set(state.gpus().iter().position(|gpu| *gpu == device).ok_or(NOT_FOUND)? as u32),
+        }
+    }
+
     fn nvmlDeviceGetMinorNumber(gpu: u64, out: Out<u32>) { out.set(device(gpu)?.1 as u32) }
 
     fn nvmlDeviceGetName(gpu: u64, out: Out<u8>, room: u32) {
-        let (state, gpu) = device(gpu)?;
-        text(out, room, state.profile().name_of(gpu))
+        let (state, device) = either(gpu)?;
+        text(out, room, &state.name_of(device))
     }
 
     fn nvmlDeviceGetUUID(gpu: u64, out: Out<u8>, room: u32) {
-        let (state, gpu) = device(gpu)?;
-        text(out, room, &state.uuid_text(gpu))
+        let (state, device) = either(gpu)?;
+        text(out, room, &state.uuid_text(device))
     }
 
     fn nvmlDeviceGetBrand(gpu: u64, out: Out<u32>) { constant(gpu, out, BRAND) }
@@ -205,21 +223,6 @@ soft_gpu::api! {
         pair(gpu, enabled, default, (1, 1))
     }
 
-    fn nvmlDeviceGetMigMode(gpu: u64, now: Out<u32>, next: Out<u32>) {
-        let (state, index) = device(gpu)?;
-        let mode = u32::from(state.control().has_mig(index));
-        pair(gpu, now, next, (mode, mode))
-    }
-
-    fn nvmlDeviceGetMaxMigDeviceCount(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
-
-    fn nvmlDeviceGetMigDeviceHandleByIndex(gpu: u64, _index: u32, _out: Out<u64>) {
-        device(gpu)?;
-        Err(NOT_FOUND)
-    }
-
-    fn nvmlDeviceIsMigDeviceHandle(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
-
     fn nvmlDeviceGetVirtualizationMode(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
 
     fn nvmlDeviceGetTopologyCommonAncestor(one: u64, other: u64, out: Out<u32>) {
@@ -230,7 +233,7 @@ soft_gpu::api! {
     fn nvmlDeviceGetTopologyNearestGpus(gpu: u64, level: u32, count: Out<u32>, devices: Out<u64>) {
         let (state, own) = device(gpu)?;
         let near = if level < 50 { Vec::new() } else {
-            (0..state.profile().gpus as usize).filter(|gpu| *gpu != own).map(handle).collect::<Vec<u64>>()
+            state.gpus().into_iter().filter(|gpu| *gpu != own).map(handle).collect::<Vec<u64>>()
         };
         if devices.given() {
             devices.fill(&near[..near.len().min(count.get()? as usize)])?;

@@ -1,7 +1,8 @@
 //! libnvidia-ml.so.1 of the software GPU.
 //!
 //! ```text
-//!  C client ──► api! functions (library, system, device, nvlink, usage, limits, health, sensors, export_table)
+//!  C client ──► api! functions (library, system, device, mig, nvlink, usage, limits, health, sensors,
+//!      │                    │           export_table)
 //!      │                    │
 //!      │                    ▼  usage: soft_gpu::state::State::look, one consistent picture a call
 //!      └──► stubs (generated): names that are not modelled answer NOT_SUPPORTED and are counted
@@ -20,6 +21,7 @@ mod export_table;
 mod health;
 mod library;
 mod limits;
+mod mig;
 mod nvlink;
 mod sensors;
 mod stubs;

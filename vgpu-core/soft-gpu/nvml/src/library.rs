@@ -9,7 +9,7 @@ use soft_gpu::env::Config;
 use soft_gpu::faults::Faults;
 use soft_gpu::state::State;
 
-use crate::codes::{DRIVER_NOT_LOADED, GPU_IS_LOST, INVALID_ARGUMENT, UNINITIALIZED};
+use crate::codes::{DRIVER_NOT_LOADED, GPU_IS_LOST, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, UNINITIALIZED};
 
 /// Faults that the profile asks for.
 pub(crate) static FAULTS: Faults = Faults::none();
@@ -52,21 +52,39 @@ fn start() -> Res {
 /// The base of device handles. Handles look like pointers, but are never dereferenced.
 const HANDLE: u64 = 0x5069_0000_0000;
 
-pub(crate) fn handle(gpu: usize) -> u64 {
-    HANDLE + ((gpu as u64 + 1) << 4)
+/// The handle of a GPU, or of an instance by its place.
+pub(crate) fn handle(device: usize) -> u64 {
+    HANDLE + ((device as u64 + 1) << 4)
 }
 
-/// The GPU of a handle, and the state.
+/// The GPU of a handle, and the state. An instance answers only the functions that ask for it by [`either`].
 pub(crate) fn device(handle: u64) -> Result<(&'static State, usize), Code> {
+    let (state, device) = either(handle)?;
+    match state.instance(device) {
+        Some(_) => Err(NOT_SUPPORTED),
+        None => Ok((state, device)),
+    }
+}
+
+/// The GPU or the instance of a handle, and the state.
+pub(crate) fn either(handle: u64) -> Result<(&'static State, usize), Code> {
     let state = state()?;
-    let gpu = handle.checked_sub(HANDLE + 16).map(|offset| (offset >> 4) as usize);
-    let gpu = gpu
-        .filter(|gpu| *gpu < state.profile().gpus as usize)
+    let device = handle.checked_sub(HANDLE + 16).map(|offset| (offset >> 4) as usize);
+    let device = device
+        .filter(|device| *device < state.devices())
         .ok_or(INVALID_ARGUMENT)?;
-    if state.control().is_lost(gpu) {
+    let instance = state.instance(device);
+    if state
+        .control()
+        .is_lost(instance.map_or(device, |instance| instance.parent))
+    {
         return Err(GPU_IS_LOST);
     }
-    Ok((state, gpu))
+    // A handle dies with its instance.
+    if instance.is_some_and(|instance| state.control().is_gone(instance.parent, instance.id())) {
+        return Err(NOT_FOUND);
+    }
+    Ok((state, device))
 }
 
 soft_gpu::api! {

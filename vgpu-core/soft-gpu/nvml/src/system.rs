@@ -45,12 +45,12 @@ soft_gpu::api! {
     }
 
     fn nvmlSystemGetTopologyGpuSet(_cpu: u32, count: Out<u32>, devices: Out<u64>) {
-        let gpus = state()?.profile().gpus;
+        let gpus = state()?.gpus();
         if devices.given() {
-            let all: Vec<u64> = (0..gpus.min(count.get()?) as usize).map(handle).collect();
+            let all: Vec<u64> = gpus.iter().copied().take(count.get()? as usize).map(handle).collect();
             devices.fill(&all)?;
         }
-        count.set(gpus)
+        count.set(gpus.len() as u32)
     }
 
     fn nvmlUnitGetCount(count: Out<u32>) {

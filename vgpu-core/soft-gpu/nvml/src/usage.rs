@@ -2,11 +2,12 @@
 
 use soft_gpu::c::{Code, Res};
 use soft_gpu::memory_limits::Told;
+use soft_gpu::mig::COMPUTE_INSTANCE;
 use soft_gpu::profile::NvmlPids;
 use soft_gpu::state::{Picture, State, User};
 
 use crate::codes::{INSUFFICIENT_SIZE, NOT_FOUND, NOT_SUPPORTED, Out, VERSION_MISMATCH};
-use crate::library::device;
+use crate::library::{device, either};
 use crate::sensors::constant;
 
 /// nvmlMemory_t: total, free, used.
@@ -79,13 +80,42 @@ pub(crate) fn picture(gpu: u64) -> Result<Picture, Code> {
     Ok(state.look(gpu))
 }
 
+/// A picture for utilisation, which NVML does not measure in MIG mode.
+fn measured(gpu: u64) -> Result<Picture, Code> {
+    let (state, index) = device(gpu)?;
+    match state.has_mig(index) {
+        true => Err(NOT_SUPPORTED),
+        false => Ok(state.look(index)),
+    }
+}
+
+/// The GPU instance and the compute instance of a device; a GPU has neither.
+fn instance_ids(state: &State, device: usize) -> [u32; 2] {
+    let instance = state.instance(device);
+    instance.map_or([u32::MAX; 2], |instance| [instance.id(), COMPUTE_INSTANCE])
+}
+
+/// A GPU or an instance; or a GPU in MIG mode, which has what its instances have: itself, and these.
+fn parts(gpu: u64) -> Result<(&'static State, Vec<usize>), Code> {
+    let (state, device) = either(gpu)?;
+    let mut parts = state.instances_of(device);
+    parts.insert(0, device);
+    Ok((state, parts))
+}
+
+/// The bytes in use on a GPU with its instances, or in an instance.
+fn used(gpu: u64) -> Result<u64, Code> {
+    let (state, parts) = parts(gpu)?;
+    Ok(parts.into_iter().map(|part| state.look(part).used).sum())
+}
+
 /// Higher than any PID (the kernel's PID_MAX_LIMIT).
 const NO_PID: u32 = 1 << 22;
 
 /// Returns the processes of a picture with the PIDs by which NVML lists them, as the profile and the file `control`
 /// say.
 pub(crate) fn visible(gpu: u64, picture: &Picture) -> Result<Vec<(u32, &User)>, Code> {
-    let (state, _) = device(gpu)?;
+    let (state, _) = either(gpu)?;
     let (mode, wrong) = (state.profile().nvml_pids, state.control().wrong_pids);
     let listed = picture.users.iter().filter_map(|user| {
         let pid = match mode {
@@ -109,8 +139,11 @@ pub(crate) fn list<T: Copy>(count: Out<u32>, out: Out<T>, items: &[T]) -> Res {
     out.fill(items)
 }
 
-impl From<(u32, &User)> for ProcessV1 {
-    fn from((pid, user): (u32, &User)) -> Self {
+/// A process by the PID that NVML lists, and the ids of the instances that it uses.
+type Listed<'a> = (u32, &'a User, [u32; 2]);
+
+impl From<Listed<'_>> for ProcessV1 {
+    fn from((pid, user, _): Listed<'_>) -> Self {
         Self {
             pid,
             memory: user.listed,
@@ -118,21 +151,25 @@ impl From<(u32, &User)> for ProcessV1 {
     }
 }
 
-impl From<(u32, &User)> for ProcessV2 {
-    fn from((pid, user): (u32, &User)) -> Self {
+impl From<Listed<'_>> for ProcessV2 {
+    fn from((pid, user, [gpu_instance, compute_instance]): Listed<'_>) -> Self {
         Self {
             pid,
             memory: user.listed,
-            // No MIG instance.
-            gpu_instance: u32::MAX,
-            compute_instance: u32::MAX,
+            gpu_instance,
+            compute_instance,
         }
     }
 }
 
-fn processes<T: Copy + for<'a> From<(u32, &'a User)>>(gpu: u64, count: Out<u32>, out: Out<T>) -> Res {
-    let picture = picture(gpu)?;
-    let processes: Vec<T> = visible(gpu, &picture)?.into_iter().map(T::from).collect();
+fn processes<T: Copy + for<'a> From<Listed<'a>>>(gpu: u64, count: Out<u32>, out: Out<T>) -> Res {
+    let (state, parts) = parts(gpu)?;
+    let mut processes: Vec<T> = Vec::new();
+    for part in parts {
+        let (picture, ids) = (state.look(part), instance_ids(state, part));
+        let listed = visible(gpu, &picture)?.into_iter();
+        processes.extend(listed.map(|(pid, user)| T::from((pid, user, ids))));
+    }
     list(count, out, &processes)
 }
 
@@ -141,38 +178,47 @@ fn none(gpu: u64, count: Out<u32>) -> Res {
     count.set(0)
 }
 
-/// Returns a GPU of whose memory NVML has a figure.
+/// Returns a GPU or an instance of whose memory NVML has a figure.
 fn with_figure(gpu: u64) -> Result<(&'static State, usize), Code> {
-    let (state, index) = device(gpu)?;
+    let (state, index) = either(gpu)?;
     match state.profile().is_unified(index) {
         true => Err(NOT_SUPPORTED),
         false => Ok((state, index)),
     }
 }
 
+/// What the driver keeps. The size of an instance is what clients can allocate.
+fn reserved(state: &State, device: usize) -> u64 {
+    match state.instance(device) {
+        Some(_) => 0,
+        None => state.profile().reserved,
+    }
+}
+
 soft_gpu::api! {
     fn nvmlDeviceGetMemoryInfo(gpu: u64, out: Out<Memory>) {
-        let profile = with_figure(gpu)?.0.profile();
-        let used = picture(gpu)?.used + profile.reserved; // the first version counts what is reserved as used
-        let total = profile.memory + profile.reserved;
+        let (state, index) = with_figure(gpu)?;
+        let reserved = reserved(state, index);
+        let used = used(gpu)? + reserved; // the first version counts what is reserved as used
+        let total = state.memory_of(index) + reserved;
         out.set([total, total.saturating_sub(used), used])
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(gpu: u64, out: Out<MemoryV2>) {
         let (state, index) = with_figure(gpu)?;
-        let profile = state.profile();
+        let (memory, reserved) = (state.memory_of(index), reserved(state, index));
         let version = out.get()?.version;
         if version != 2 << 24 | size_of::<MemoryV2>() as u32 {
             return Err(VERSION_MISMATCH);
         }
-        let used = state.look(index).used;
-        let (total, free) = (profile.memory + profile.reserved, profile.memory.saturating_sub(used));
+        let used = used(gpu)?;
+        let (total, free) = (memory + reserved, memory.saturating_sub(used));
         // The first version of this function does not know limits of cgroups.
         let Told { total, free, used } = state.cut_to_limit(index, Told { total, free, used });
         out.set(MemoryV2 {
             version,
             total,
-            reserved: profile.reserved,
+            reserved,
             free,
             used,
         })
@@ -205,11 +251,12 @@ soft_gpu::api! {
 
     fn nvmlDeviceGetBAR1MemoryInfo(gpu: u64, out: Out<Memory>) {
         let (total, used) = (128 << 30, 1 << 20);
-        constant(gpu, out, [total, total - used, used])
+        either(gpu)?;
+        out.set([total, total - used, used])
     }
 
     fn nvmlDeviceGetUtilizationRates(gpu: u64, out: Out<[u32; 2]>) {
-        let busy = picture(gpu)?.busy;
+        let busy = measured(gpu)?.busy;
         out.set([busy, busy / 2])
     }
 
@@ -224,7 +271,7 @@ soft_gpu::api! {
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu: u64, count: Out<u32>, _out: Out<ProcessV2>) { none(gpu, count) }
 
     fn nvmlDeviceGetProcessUtilization(gpu: u64, out: Out<Sample>, count: Out<u32>, since: u64) {
-        let picture = picture(gpu)?;
+        let picture = measured(gpu)?;
         let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let time = time.map_or(0, |time| time.as_micros() as u64);
         let busy = |(pid, user): (u32, &User)| {

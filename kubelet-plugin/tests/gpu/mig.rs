@@ -1,0 +1,53 @@
+//! What the plugin lists of GPUs in MIG mode.
+
+use crate::support::{control, in_child, nvml};
+use vgpu_kubelet_plugin::publish::inventory::{Gpus as _, List};
+use vgpu_node::gpus::{Instance, Placement};
+
+/// Profile, place, memory in MiB and multiprocessors of each instance.
+fn instances(list: &List) -> Vec<(String, Option<Placement>, u64, u32)> {
+    let instance = |gpu: &vgpu_node::gpus::Gpu| {
+        let Instance {
+            profile,
+            placement,
+            multiprocessors,
+            ..
+        } = gpu.mig.clone().expect("an instance");
+        (profile, placement, gpu.memory >> 20, multiprocessors)
+    };
+    list.instances.iter().map(instance).collect()
+}
+
+#[test]
+fn instances_are_listed_as_the_driver_describes_them() {
+    let Some(state) = in_child("mig::instances_are_listed_as_the_driver_describes_them") else {
+        return;
+    };
+    let profile = "mig = 1: 3g.40gb@4, 1g.10gb+me@0\n";
+    std::fs::write(state.join("profile"), profile).expect("written");
+    let nvml = nvml();
+    let list = nvml.list().expect("GPUs");
+    let at = |start, size| Some(Placement { start, size });
+    let (half, eighth) = (
+        ("3g.40gb".to_owned(), at(4, 4), 40_448, 60),
+        ("1g.10gb+me".to_owned(), at(0, 1), 9_984, 16),
+    );
+    assert_eq!(instances(&list), [half, eighth.clone()]);
+    let [whole] = &list.gpus[..] else {
+        panic!("{:?}", list.gpus);
+    };
+    let (left_out, first) = (&list.left_out[0], &list.instances[0]);
+    let mig = first.mig.as_ref().expect("an instance");
+    assert_eq!(Some(&mig.parent), left_out.uuid.as_ref());
+    assert_eq!((mig.gpu_instance, mig.compute_instance, mig.index), (2, 0, 0));
+    assert!(first.uuid.starts_with("MIG-") && first.name == whole.name && first.minor == Some(1));
+    let said = left_out.why.to_string();
+    let expected = format!(
+        "It has the instances 3g.40gb@4 ({}), 1g.10gb+me@0 ({})",
+        first.uuid, list.instances[1].uuid
+    );
+    assert!(said.ends_with(&expected), "{said}");
+    // An instance that was destroyed leaves a gap, and the other one is still listed.
+    control(&state, "gone 1 2\n");
+    assert_eq!(instances(&nvml.list().expect("GPUs")), [eighth]);
+}
