@@ -150,7 +150,6 @@ mod tests {
             here: here.to_path_buf(),
             host: here.to_path_buf(),
             sys: here.join("sys"),
-            proc: here.join("proc"),
             soft_gpu_state: None,
         }
     }

@@ -46,9 +46,7 @@ impl Report {
                 end -= 1;
             }
             why.truncate(end);
-            if gpu.mig.is_none() {
-                devices.insert(format!("{name}{MONITOR_SUFFIX}"), why.clone());
-            }
+            devices.insert(format!("{name}{MONITOR_SUFFIX}"), why.clone());
             devices.insert(name.to_owned(), why);
         }
         let seen = seen.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

@@ -119,10 +119,7 @@ impl NodeRecords {
         VgpuNodeStatus {
             as_of: time(now),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            gpu_count: self.gpus.as_ref().map(|gpus| {
-                let whole = gpus.iter().filter(|of| of.gpu.mig.is_none());
-                count(whole.count())
-            }),
+            gpu_count: self.gpus.as_ref().map(|gpus| count(gpus.len())),
             share_count: count(shares.len()),
             without_claim: self.unclaimed.is_some().then(|| {
                 let without = shares.iter().filter(|share| share.without_claim);
@@ -191,11 +188,10 @@ impl ShareRecord {
 // === impl GpuRecords ===
 
 impl GpuRecords {
-    /// Returns the memory of the largest share that fits now; no share is a part of an instance.
+    /// Returns the memory of the largest share that fits now.
     fn largest_free(&self) -> u64 {
         let free = self.gpu.memory.saturating_sub(self.held.memory) / MEMORY_STEP * MEMORY_STEP;
-        let can_share = self.has_place && self.gpu.mig.is_none();
-        let fits = can_share && self.problem.is_none() && free >= MEMORY_MIN;
+        let fits = self.has_place && self.problem.is_none() && free >= MEMORY_MIN;
         if fits { free } else { 0 }
     }
 

@@ -7,7 +7,6 @@ mod driver_limit;
 mod exhaustion;
 mod full_disk;
 mod metadata;
-mod mig;
 mod model;
 mod pages;
 mod rebuild;
