@@ -86,6 +86,7 @@ impl Node {
             origin: "the test",
             profile: None,
             cgroup: None,
+            caps: None,
         });
         let state = state.expect("a state");
         node.gpus = (0..2).map(|gpu| state.uuid_text(gpu)).collect();
