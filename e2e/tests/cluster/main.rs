@@ -103,7 +103,7 @@ fn main() -> ExitCode {
     if arguments.list {
         return libtest_mimic::run(&arguments, trials(tests)).exit_code();
     }
-    match prepare(&beside(&arguments, &tests)) {
+    match prepare(&programs_beside(&arguments, &tests)) {
         Ok(prepared) => shared::provide(prepared),
         Err(error) if error.is::<Nowhere>() => {
             let reason = error.to_string().replace('\n', "; ");
@@ -130,7 +130,7 @@ const BESIDE: [(&str, &str); 3] = [
 ];
 
 /// The programs beside the driver that this run needs. They take minutes to build, so short runs have none.
-fn beside(arguments: &Arguments, tests: &[Named]) -> Vec<&'static str> {
+fn programs_beside(arguments: &Arguments, tests: &[Named]) -> Vec<&'static str> {
     let is = |test: &str, word: &String| {
         if arguments.exact {
             test == word

@@ -14,7 +14,7 @@ use crate::{
     caller::call_as,
     driver,
     loader::{Function, LinkMap},
-    machine::{dlmopen, dlopen, dlsym, dlvsym},
+    machine::entry_points,
     name::{self, Text},
     namespace, shim,
 };
@@ -45,6 +45,8 @@ extern "C" fn absent() -> usize {
 fn real(function: Function) -> usize {
     function.find().unwrap_or(absent as *const () as usize)
 }
+
+entry_points!();
 
 /// The constructor: runs after the start-up objects are bound and before the program.
 #[used]

@@ -521,6 +521,36 @@ impl Profile {
         if ends.map(|(one, other)| one.max(other)).any(|index| index >= self.gpus) {
             return whole("nvlink", format!("indices below gpus ({})", self.gpus));
         }
+        self.check_instances()?;
+        if self.pci.is_empty() {
+            // Spread over buses as in a server; any distinct addresses do.
+            self.pci = (0..self.gpus)
+                .map(|i| Pci {
+                    domain: 0,
+                    bus: 0x1b + 13 * i as u8,
+                    device: 0,
+                })
+                .collect();
+        }
+        if self.pci.len() != self.gpus as usize {
+            return whole(
+                "pci",
+                format!("{} addresses, one a GPU, got {}", self.gpus, self.pci.len()),
+            );
+        }
+        for cost in [
+            &mut self.context_cost,
+            &mut self.context_unowned,
+            &mut self.function_cost,
+            &mut self.module_cost,
+        ] {
+            *cost = cost.next_multiple_of(self.granularity);
+        }
+        Ok(self)
+    }
+
+    fn check_instances(&self) -> Result<(), ProfileError> {
+        let whole = |key, expected: String| Err(ProfileError::Whole { key, expected });
         if self.mig.iter().any(|of| of.gpu >= self.gpus) {
             return whole("mig", format!("indices below gpus ({})", self.gpus));
         }
@@ -548,31 +578,7 @@ impl Profile {
                 format!("at most {MAX_GPUS} GPUs and instances together, got {places}"),
             );
         }
-        if self.pci.is_empty() {
-            // Spread over buses as in a server; any distinct addresses do.
-            self.pci = (0..self.gpus)
-                .map(|i| Pci {
-                    domain: 0,
-                    bus: 0x1b + 13 * i as u8,
-                    device: 0,
-                })
-                .collect();
-        }
-        if self.pci.len() != self.gpus as usize {
-            return whole(
-                "pci",
-                format!("{} addresses, one a GPU, got {}", self.gpus, self.pci.len()),
-            );
-        }
-        for cost in [
-            &mut self.context_cost,
-            &mut self.context_unowned,
-            &mut self.function_cost,
-            &mut self.module_cost,
-        ] {
-            *cost = cost.next_multiple_of(self.granularity);
-        }
-        Ok(self)
+        Ok(())
     }
 
     /// Returns true if the memory of the GPU with this index is also the system's.

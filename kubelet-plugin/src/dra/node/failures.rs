@@ -4,10 +4,10 @@
 //! How it fails: a restart of the plugin forgets both, until kubelet calls again or the container starts again. Of more than
 //! [`MOST`] containers between two looks of the reporter, the oldest are forgotten.
 
-use super::{Error, Node};
 use crate::dra::checkpoint::Pod;
 use crate::dra::share::ClaimId;
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Display;
 
 const MOST: usize = 100;
 
@@ -29,44 +29,52 @@ pub struct NotStarted {
     pub why: String,
 }
 
-impl Node {
-    /// Claims whose last Unprepare failed, and why.
-    #[must_use]
-    pub fn not_unprepared(&self) -> Vec<(ClaimId, String)> {
-        self.failures.not_unprepared.values().cloned().collect()
+impl Failures {
+    pub(super) fn not_unprepared(&self) -> Vec<(ClaimId, String)> {
+        self.not_unprepared.values().cloned().collect()
     }
 
-    /// Remembers how an Unprepare ended, for the event on the claim's pods.
-    pub fn note_unprepare(&mut self, id: &ClaimId, answer: &Result<(), Error>) {
-        let failed = &mut self.failures.not_unprepared;
+    pub(super) fn note_unprepare<E: Display>(&mut self, id: &ClaimId, answer: &Result<(), E>) {
         match answer {
-            Ok(()) => drop(failed.remove(&id.uid)),
-            Err(error) => drop(failed.insert(id.uid.clone(), (id.clone(), error.to_string()))),
+            Ok(()) => drop(self.not_unprepared.remove(&id.uid)),
+            Err(error) => drop(
+                self.not_unprepared
+                    .insert(id.uid.clone(), (id.clone(), error.to_string())),
+            ),
         }
     }
 
-    /// Takes what hooks said of containers since the last time.
-    pub fn take_not_started(&mut self) -> Vec<NotStarted> {
-        let uids: Vec<String> = self.checkpoint.claims.keys().cloned().collect();
-        for uid in uids {
-            self.keep_not_started(&uid);
-        }
-        self.failures.not_started.drain(..).collect()
+    pub(super) fn keep(&mut self, not_started: impl IntoIterator<Item = NotStarted>) {
+        self.not_started.extend(not_started);
+        let excess = self.not_started.len().saturating_sub(MOST);
+        self.not_started.drain(..excess);
     }
 
-    /// Keeps what hooks said of a claim's containers, whose files may be removed then.
-    pub(super) fn keep_not_started(&mut self, uid: &str) {
-        // A claim that was rebuilt from limits files has no name and no pods until the API server has named it.
-        let Some(entry) = self.checkpoint.claims.get(uid).filter(|entry| !entry.pods.is_empty()) else {
-            return;
+    pub(super) fn take_not_started(&mut self) -> Vec<NotStarted> {
+        self.not_started.drain(..).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_containers_are_kept() {
+        let mut failures = Failures::default();
+        let id = ClaimId {
+            namespace: "n".into(),
+            name: "c".into(),
+            uid: "u".into(),
         };
-        let kept = &mut self.failures.not_started;
-        kept.extend(self.dirs.take_not_started(uid).into_iter().map(|why| NotStarted {
-            claim: entry.id(uid),
-            pods: entry.pods.clone(),
-            why,
-        }));
-        let excess = kept.len().saturating_sub(MOST);
-        kept.drain(..excess);
+        let one = |number: usize| NotStarted {
+            claim: id.clone(),
+            pods: Vec::new(),
+            why: number.to_string(),
+        };
+        failures.keep((0..MOST + 7).map(one));
+        let kept = failures.take_not_started();
+        assert_eq!((kept.len(), kept[0].why.as_str()), (MOST, "7"));
+        assert_eq!(failures.take_not_started(), []);
     }
 }

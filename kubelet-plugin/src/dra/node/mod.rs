@@ -37,7 +37,7 @@ use crate::dra::claimdir::{self, ClaimDirs};
 use crate::dra::library::Library;
 use crate::dra::metadata;
 use crate::dra::mount_users::ShareMount;
-use crate::dra::share::ShareKeys;
+use crate::dra::share::{ClaimId, ShareKeys};
 use crate::driver::{self, Driver, Finder};
 use crate::driver_limit::command::{self, Program};
 use crate::publish::inventory::Inventory;
@@ -328,6 +328,40 @@ impl Node {
         let driver = self.driver.read().map_err(|error| error.to_string())?;
         let program = Program::of_release(&self.library.folder(digest), command::Driver::of(&driver));
         Ok(program.unless_blind(blind))
+    }
+
+    /// Claims whose last Unprepare failed, and why.
+    #[must_use]
+    pub fn not_unprepared(&self) -> Vec<(ClaimId, String)> {
+        self.failures.not_unprepared()
+    }
+
+    /// Remembers how an Unprepare ended, for the event on the claim's pods.
+    pub fn note_unprepare(&mut self, id: &ClaimId, answer: &Result<(), Error>) {
+        self.failures.note_unprepare(id, answer);
+    }
+
+    /// Takes what hooks said of containers since the last time.
+    pub fn take_not_started(&mut self) -> Vec<NotStarted> {
+        let uids: Vec<String> = self.checkpoint.claims.keys().cloned().collect();
+        for uid in uids {
+            self.keep_not_started(&uid);
+        }
+        self.failures.take_not_started()
+    }
+
+    /// Keeps what hooks said of a claim's containers, whose files may be removed then.
+    fn keep_not_started(&mut self, uid: &str) {
+        // A claim that was rebuilt from limits files has no name and no pods until the API server has named it.
+        let Some(entry) = self.checkpoint.claims.get(uid).filter(|entry| !entry.pods.is_empty()) else {
+            return;
+        };
+        let said = self.dirs.take_not_started(uid).into_iter();
+        self.failures.keep(said.map(|why| NotStarted {
+            claim: entry.id(uid),
+            pods: entry.pods.clone(),
+            why,
+        }));
     }
 }
 

@@ -5,8 +5,6 @@
 
 use core::arch::{asm, naked_asm};
 
-use crate::detour::{plan_open, plan_open_in_namespace, plan_symbol, plan_versioned_symbol};
-
 /// An entry point: passes the caller to `$plan` in the register `$caller`, and the planned argument in `$planned`. `$before`
 /// moves arguments for the plan.
 macro_rules! entry {
@@ -15,7 +13,7 @@ macro_rules! entry {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name() {
-            naked_asm!(
+            core::arch::naked_asm!(
                 "stp x29, x30, [sp, #-48]!",
                 "mov x29, sp",
                 "stp x0, x1, [sp, #16]",
@@ -36,25 +34,33 @@ macro_rules! entry {
     };
 }
 
-entry! {
-    /// void *dlopen(const char *file, int mode)
-    dlopen, plan_open(; "x2"), "x0"
-}
-entry! {
-    /// void *dlmopen(Lmid_t namespace, const char *file, int mode)
-    dlmopen, plan_open_in_namespace("mov x0, x1", "mov x1, x2"; "x2"), "x1"
-}
-entry! {
-    /// void *dlsym(void *handle, const char *name)
-    dlsym, plan_symbol(; "x2"), "x0"
-}
-entry! {
-    /// void *dlvsym(void *handle, const char *name, const char *version)
-    dlvsym, plan_versioned_symbol(; "x3"), "x0"
-}
+pub(crate) use entry;
 
-/// The end of a function that restores x29 and x30 from the stack and returns. A bare `ret` does not do: a function that
-/// is called with its address in x30 returns to it, and it returns to itself.
+/// Defines the entry points, in the module that has their plans.
+macro_rules! entry_points {
+    () => {
+        $crate::machine::entry! {
+            /// void *dlopen(const char *file, int mode)
+            dlopen, plan_open(; "x2"), "x0"
+        }
+        $crate::machine::entry! {
+            /// void *dlmopen(Lmid_t namespace, const char *file, int mode)
+            dlmopen, plan_open_in_namespace("mov x0, x1", "mov x1, x2"; "x2"), "x1"
+        }
+        $crate::machine::entry! {
+            /// void *dlsym(void *handle, const char *name)
+            dlsym, plan_symbol(; "x2"), "x0"
+        }
+        $crate::machine::entry! {
+            /// void *dlvsym(void *handle, const char *name, const char *version)
+            dlvsym, plan_versioned_symbol(; "x3"), "x0"
+        }
+    };
+}
+pub(crate) use entry_points;
+
+/// The end of a function that restores x29 and x30 from the stack and returns. A bare `ret` is not enough: x30 would
+/// still have its own address, so it would jump to itself forever.
 pub(crate) struct CodeEnd {
     start: usize,
     /// The bytes by which it moves the stack pointer.

@@ -2,7 +2,7 @@
 //! calls. `crate::arch!` has the names.
 //!
 //! ```text
-//!  entry points   dlopen, dlmopen, dlsym, dlvsym: plan, put one argument in place of another, jump to the real function
+//!  entry_points!  dlopen, dlmopen, dlsym, dlvsym: plan, put one argument in place of another, jump to the real function
 //!  CodeEnd        instructions of a program by which a called function can return to us, and the call through them
 //!  call           a system call without a libc
 //!  imports        the two words of the loader, and the address of this library's own dynamic section

@@ -2,83 +2,87 @@
 
 use core::arch::{asm, naked_asm};
 
-use crate::detour::{plan_open, plan_open_in_namespace, plan_symbol, plan_versioned_symbol};
+/// Defines the entry points, in the module that has their plans.
+macro_rules! entry_points {
+    () => {
+        /// void *dlopen(const char *file, int mode)
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn dlopen() {
+            core::arch::naked_asm!(
+                "push rdi",
+                "push rsi",
+                "sub rsp, 8",
+                "mov rdx, qword ptr [rsp + 24]", // the caller
+                "call {plan}",
+                "add rsp, 8",
+                "pop rsi",
+                "pop rdi",
+                "mov rdi, rdx",
+                "jmp rax",
+                plan = sym plan_open,
+            )
+        }
 
-/// void *dlopen(const char *file, int mode)
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn dlopen() {
-    naked_asm!(
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "mov rdx, qword ptr [rsp + 24]", // the caller
-        "call {plan}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "mov rdi, rdx",
-        "jmp rax",
-        plan = sym plan_open,
-    )
-}
+        /// void *dlmopen(Lmid_t namespace, const char *file, int mode)
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn dlmopen() {
+            core::arch::naked_asm!(
+                "push rdi",
+                "push rdx",
+                "sub rsp, 8",
+                "mov rdi, rsi",
+                "mov rsi, rdx",
+                "mov rdx, qword ptr [rsp + 24]", // the caller
+                "call {plan}",
+                "add rsp, 8",
+                "mov rsi, rdx",
+                "pop rdx",
+                "pop rdi",
+                "jmp rax",
+                plan = sym plan_open_in_namespace,
+            )
+        }
 
-/// void *dlmopen(Lmid_t namespace, const char *file, int mode)
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn dlmopen() {
-    naked_asm!(
-        "push rdi",
-        "push rdx",
-        "sub rsp, 8",
-        "mov rdi, rsi",
-        "mov rsi, rdx",
-        "mov rdx, qword ptr [rsp + 24]", // the caller
-        "call {plan}",
-        "add rsp, 8",
-        "mov rsi, rdx",
-        "pop rdx",
-        "pop rdi",
-        "jmp rax",
-        plan = sym plan_open_in_namespace,
-    )
-}
+        /// void *dlsym(void *handle, const char *name)
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn dlsym() {
+            core::arch::naked_asm!(
+                "push rsi",
+                "sub rsp, 16",
+                "mov rdx, qword ptr [rsp + 24]", // the caller
+                "call {plan}",
+                "add rsp, 16",
+                "pop rsi",
+                "mov rdi, rdx",
+                "jmp rax",
+                plan = sym plan_symbol,
+            )
+        }
 
-/// void *dlsym(void *handle, const char *name)
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn dlsym() {
-    naked_asm!(
-        "push rsi",
-        "sub rsp, 16",
-        "mov rdx, qword ptr [rsp + 24]", // the caller
-        "call {plan}",
-        "add rsp, 16",
-        "pop rsi",
-        "mov rdi, rdx",
-        "jmp rax",
-        plan = sym plan_symbol,
-    )
+        /// void *dlvsym(void *handle, const char *name, const char *version)
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn dlvsym() {
+            core::arch::naked_asm!(
+                "push rsi",
+                "push rdx",
+                "sub rsp, 8",
+                "mov rcx, qword ptr [rsp + 24]", // the caller
+                "call {plan}",
+                "add rsp, 8",
+                "mov rdi, rdx",
+                "pop rdx",
+                "pop rsi",
+                "jmp rax",
+                plan = sym plan_versioned_symbol,
+            )
+        }
+    };
 }
-
-/// void *dlvsym(void *handle, const char *name, const char *version)
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn dlvsym() {
-    naked_asm!(
-        "push rsi",
-        "push rdx",
-        "sub rsp, 8",
-        "mov rcx, qword ptr [rsp + 24]", // the caller
-        "call {plan}",
-        "add rsp, 8",
-        "mov rdi, rdx",
-        "pop rdx",
-        "pop rsi",
-        "jmp rax",
-        plan = sym plan_versioned_symbol,
-    )
-}
+pub(crate) use entry_points;
 
 /// The instruction `ret`: a function that returns to it returns to the next address on the stack.
 pub(crate) struct CodeEnd {

@@ -16,7 +16,6 @@ mod rounds;
 use super::*;
 use crate::config::Flags;
 use crate::dra::library::tests::release;
-pub(super) use crate::dra::share::ClaimId;
 use crate::publish::inventory::tests::gpu;
 use clap::Parser as _;
 use k8s_openapi::api::resource::v1::ResourceClaim;
