@@ -79,7 +79,7 @@ dissecting_library() {
   cargo zigbuild --release --target $TRIPLE.$GLIBC --target-dir "$CARGO_TARGET_DIR/dissect" -p vgpu-shim --features dissect
 }
 
-# What a share needs, linked by the cross compiler's glibc.
+# The files of a share, linked by the cross compiler's glibc.
 programs_for_emulated_tests() {
   RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --target $TRIPLE --config "target.$TRIPLE.linker=\"$ARCH_GNU-gcc\"" \
     --bin vgpu --bin gpu-client -p vgpu-cli -p gpu-client

@@ -84,7 +84,7 @@ impl Apt {
         &self.codename
     }
 
-    /// What names of files for its architecture end with.
+    /// The end of the file names of packages for its architecture.
     pub(super) fn suffix(&self) -> &str {
         &self.suffix
     }

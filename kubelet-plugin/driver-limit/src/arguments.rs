@@ -62,7 +62,7 @@ pub(crate) struct Set {
     pub(crate) node: Node,
 }
 
-/// What is known of a hook whose arguments cannot be read.
+/// A hook whose other arguments may not be readable.
 pub(crate) struct Hook {
     pub(crate) claim: Option<PathBuf>,
     pub(crate) is_required: bool,
@@ -209,8 +209,8 @@ impl Command {
         })
     }
 
-    /// What a hook's arguments say even if this release cannot read them, because they are another one's: where an error is
-    /// reported, and whether it may fail the container. None: they are not a hook's.
+    /// Finds in a hook's arguments where it reports an error, and whether that may fail the container. It also finds them in
+    /// arguments of another release, which `parse` refuses. None: they are not a hook's.
     pub(crate) fn hook(arguments: &[OsString]) -> Option<Hook> {
         let is_required = match arguments.first()?.to_str()? {
             "lift" => false,

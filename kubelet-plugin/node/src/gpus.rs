@@ -58,7 +58,7 @@ pub struct Gpu {
     /// read the record.
     #[serde(default, skip_serializing_if = "is_not_found_out")]
     pub driver_limit: Option<DriverLimit>,
-    /// What makes it an instance: all other fields but UUID and memory are then those of its GPU. None: a whole GPU.
+    /// The instance, if it is one: then only UUID and memory are its own, and all other fields are those of its GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<Instance>,
 }
@@ -125,7 +125,7 @@ impl Gpu {
     }
 }
 
-/// What a reader should know of a GPU's instances.
+/// Returns a sentence that names the instances, if there are any.
 fn beside(instances: &[String]) -> String {
     match instances {
         [] => String::new(),
@@ -214,7 +214,7 @@ pub fn failed(field: &'static str) -> impl Fn(NvmlError) -> Error {
     }
 }
 
-/// What all GPUs of a scan have in common.
+/// The same for all GPUs of a scan.
 struct Asked<'a> {
     nvml: &'a Nvml,
     sys: &'a Path,

@@ -101,11 +101,11 @@ impl Total {
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     pub fn exchange(&self, old: Pair, new: Pair) -> Result<(), Pair> {
         let (low, high): (u64, u64);
-        // SAFETY: `self` is 16 bytes long and aligned to 16 (repr), and only these instructions change shared memory. The
-        // two halves of an exclusive load may be of different moments, and belong together only if the exclusive store
-        // succeeds: so a pair that differs from `old` is stored back. Each operand has a register of its own, as the
-        // exclusive store demands. Without `nomem` the compiler moves no access across it; acquire, release and the
-        // barrier make it a full barrier.
+        // The two halves of an exclusive load may be of different moments, and belong together only if the exclusive store
+        // succeeds: so a pair that differs from `old` is stored back. Without `nomem` the compiler moves no access across
+        // it; acquire, release and the barrier make it a full barrier.
+        // SAFETY: `self` is 16 bytes long and aligned to 16 (repr), and only these instructions change shared memory. Each
+        // operand has a register of its own, as the exclusive store demands.
         unsafe {
             std::arch::asm!(
                 "2:",

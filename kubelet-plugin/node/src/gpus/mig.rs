@@ -10,7 +10,7 @@ use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
 
-/// What an instance has beside the properties of its GPU.
+/// The properties of an instance that its GPU does not have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Instance {
@@ -34,7 +34,7 @@ pub struct Placement {
     pub size: u32,
 }
 
-/// What NVML puts between the names of a GPU and of a profile.
+/// Stands between GPU and profile in NVML's name of an instance.
 const BEFORE_PROFILE: &str = " MIG ";
 
 /// An instance as NVML describes it.

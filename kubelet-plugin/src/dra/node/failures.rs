@@ -1,5 +1,5 @@
-//! What pods are told of failures that the node knows alone: kubelet only logs a failed Unprepare, and crun does not pass on
-//! why a hook let no container start. The reporter makes events of both.
+//! Failures that pods would not hear of otherwise: kubelet only logs that an Unprepare failed, and crun does not pass on why a
+//! hook ended a container's start. The reporter makes events of both.
 //!
 //! How it fails: a restart of the plugin forgets both, until kubelet calls again or the container starts again. Of more than
 //! [`MOST`] containers between two looks of the reporter, the oldest are forgotten.
@@ -15,7 +15,8 @@ const MOST: usize = 100;
 pub(super) struct Failures {
     /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
     not_unprepared: BTreeMap<String, (ClaimId, String)>,
-    /// Of claims that were unprepared before the reporter looked: a pod that never restarts ends at once.
+    /// Containers that did not start. A claim's are moved here from its directory at the latest when it is unprepared: a pod
+    /// that never restarts ends before the reporter looks.
     not_started: VecDeque<NotStarted>,
 }
 

@@ -88,14 +88,14 @@ struct Call<W, A> {
     answer: oneshot::Sender<A>,
 }
 
-/// What a Prepare call wants.
+/// A Prepare call.
 struct Prepares {
     claims: Vec<ReadClaim>,
     /// Says which of its claims were unprepared meanwhile.
     unprepared: Box<dyn FnOnce() -> BTreeSet<String> + Send>,
 }
 
-/// What an Unprepare call wants.
+/// An Unprepare call.
 struct Unprepares {
     claims: Vec<ClaimId>,
     /// Called when the turn begins.
