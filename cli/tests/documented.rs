@@ -109,7 +109,7 @@ fn documented() -> Vec<(String, String)> {
     texts
 }
 
-/// A node with `gpus` GPUs of this memory, and the chart's classes.
+/// A node with `gpus` GPUs of this memory and an instance of another one, and the chart's classes.
 fn cluster(gpus: usize, memory: &str) -> Vec<Value> {
     let gpu = |at: usize| {
         json!({"name": format!("gpu-{at}"), "allowMultipleAllocations": true, "attributes": {
@@ -118,17 +118,21 @@ fn cluster(gpus: usize, memory: &str) -> Vec<Value> {
             "memory": {"value": memory, "requestPolicy": {"default": memory, "validRange": {"min": "64Mi", "step": "1Mi"}}},
             "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}}})
     };
-    let class = |name: &str| {
+    let instance = json!({"name": "mig-0", "attributes": {"type": {"string": "mig"}, "profile": {"string": "3g.40gb"}},
+        "capacity": {"memory": {"value": "40448Mi"}, "multiprocessors": {"value": "60"}}});
+    let class = |name: &str, kind: &str| {
+        let expression = format!("device.driver == \"dra.vgpu\" && device.attributes[\"dra.vgpu\"].type == \"{kind}\"");
         json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": {
-            "selectors": [{"cel": {"expression": "device.driver == \"dra.vgpu\""}}]}})
+            "selectors": [{"cel": {"expression": expression}}]}})
     };
     vec![
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}),
-        class("vgpu"),
-        class("gpu"),
+        class("vgpu", "gpu"),
+        class("gpu", "gpu"),
+        class("vgpu-mig", "mig"),
         json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "n1-vgpu"}, "spec": {
             "driver": "dra.vgpu", "nodeName": "n1", "pool": {"name": "n1/vgpu", "generation": 1, "resourceSliceCount": 1},
-            "devices": (0..gpus).map(gpu).collect::<Vec<_>>()}}),
+            "devices": (0..gpus).map(gpu).chain([instance]).collect::<Vec<_>>()}}),
     ]
 }
 

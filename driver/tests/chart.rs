@@ -300,12 +300,12 @@ fn device_classes_select_a_type_that_exists() {
         .iter()
         .filter(|object| object["kind"] == "DeviceClass")
         .collect();
-    assert_eq!(classes.len(), 3);
+    assert_eq!(classes.len(), 4);
     for class in classes {
         let expression = class["spec"]["selectors"][0]["cel"]["expression"]
             .as_str()
             .expect("CEL");
-        let known = ["gpu", "monitor"].map(|kind| format!(".type == \"{kind}\""));
+        let known = ["gpu", "mig", "monitor"].map(|kind| format!(".type == \"{kind}\""));
         assert!(known.iter().any(|end| expression.ends_with(end)), "{expression}");
     }
 }

@@ -243,3 +243,32 @@ fn visible_devices_are_read_as_cuda_reads_them() {
     // Only the driver can choose instances, so they are left to it. The software GPU has none.
     assert_eq!(seen(&bench, "MIG-11111111-2222-3333-4444-555555555555"), none());
 }
+
+/// Of an instance of a GPU in MIG mode, only the second version of CUDA's function has the UUID, and NVML lists it below
+/// its GPU, beside which there is another one.
+#[test]
+fn a_share_of_an_instance_is_the_only_device_of_cuda_and_nvml() {
+    let bench = Bench::with_profile("mig = 0: 3g.40gb@0, 1g.10gb@4\n");
+    let (digits, instance) = (
+        bench.gpu(0).replacen("GPU-", "", 1),
+        bench.gpu(0).replacen("GPU-", "MIG-", 1),
+    );
+    let mut limits = bench.limits("share", 0, 0, GIB);
+    limits.gpu.clone_from(&instance);
+    bench.put(&limits);
+    let over = format!("alloc:{}", GIB + 1);
+    for visible in [None, Some("0"), Some(instance.as_str())] {
+        let mut client = bench.client(&["init:0", "devices", "memory", &over, "alloc:1048576", "memory"]);
+        client.envs(visible.map(|value| ("CUDA_VISIBLE_DEVICES", value)));
+        let said = lines(&client.output().expect("a client"));
+        let expected = format!("devices 0 1 0 {} {GIB} ", digits.replace('-', ""));
+        assert!(said[1].starts_with(&expected), "{visible:?}: {said:?}");
+        assert_eq!(said[2], format!("memory 0 1 {instance} {GIB} 0"), "{visible:?}");
+        assert_eq!(said[3..5], ["alloc 2", "alloc 0"], "{visible:?}");
+        assert_eq!(
+            said[5],
+            format!("memory 0 1 {instance} {GIB} {}", 2 * MIB),
+            "{visible:?}"
+        );
+    }
+}

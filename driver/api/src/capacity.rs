@@ -9,6 +9,8 @@ use crate::DRIVER_NAME;
 pub const MEMORY: &str = "memory";
 /// Percent of GPU time that is guaranteed.
 pub const CORES: &str = "cores";
+/// Multiprocessors of an instance of a GPU.
+pub const MULTIPROCESSORS: &str = "multiprocessors";
 /// How many claims may share the GPU; each takes one.
 pub const SHARES: &str = "shares";
 

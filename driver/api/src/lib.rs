@@ -57,6 +57,7 @@ pub mod advice {
             "recovery" => format!("the driver asks for the action {value}"),
             "lost" => "the driver does not list it any more".to_owned(),
             "mig" => "it is in MIG mode".to_owned(),
+            "replaced" => "it was destroyed, and another instance is in its place".to_owned(),
             "silent" => "the driver does not answer, or is not asked".to_owned(),
             _ => return None,
         };
@@ -129,6 +130,8 @@ pub mod class {
     pub const VGPU: &str = "vgpu";
     /// A whole GPU, exclusive.
     pub const GPU: &str = "gpu";
+    /// A whole instance of a GPU in MIG mode, exclusive.
+    pub const VGPU_MIG: &str = "vgpu-mig";
     /// Administrative access to a GPU, without memory of its own.
     pub const VGPU_MONITOR: &str = "vgpu-monitor";
     /// Fixed slots, for clusters without consumable capacity. Opt-in.
@@ -136,7 +139,7 @@ pub mod class {
 
     /// Returns true if a DeviceClass is one of ours, by its name alone.
     pub fn is_ours(name: &str) -> bool {
-        matches!(name, VGPU | GPU | VGPU_MONITOR | VGPU_SLOT)
+        matches!(name, VGPU | GPU | VGPU_MIG | VGPU_MONITOR | VGPU_SLOT)
     }
 }
 
@@ -146,6 +149,8 @@ pub mod device_type {
     pub const ATTRIBUTE: &str = "type";
     /// A GPU that can be shared.
     pub const GPU: &str = "gpu";
+    /// An instance of a GPU in MIG mode, which one claim takes whole.
+    pub const MIG: &str = "mig";
     /// The monitor device beside a GPU.
     pub const MONITOR: &str = "monitor";
     /// A fixed slot of a GPU.

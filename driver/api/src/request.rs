@@ -79,7 +79,10 @@ pub fn check<'a>(
     let requests: BTreeMap<&str, &str> = requests.into_iter().collect();
     for (&key, &value) in &requests {
         let at = format!("{at}[{key}]");
-        if matches!(class_name, class::GPU | class::VGPU_MONITOR | class::VGPU_SLOT) {
+        if matches!(
+            class_name,
+            class::GPU | class::VGPU_MIG | class::VGPU_MONITOR | class::VGPU_SLOT
+        ) {
             return Err(RequestError::NotForClass {
                 at,
                 class: class_name.to_owned(),
@@ -194,6 +197,7 @@ mod tests {
         );
         assert_eq!(check(AT, "vgpu", []), Ok(Requested::default()));
         assert_eq!(check(AT, "gpu", []), Ok(Requested::default()));
+        assert_eq!(check(AT, "vgpu-mig", []), Ok(Requested::default()));
         assert_eq!(check(AT, "team-a-gpus", [("cores", "0")]).unwrap().cores, Some(0));
     }
 

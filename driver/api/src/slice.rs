@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::{CapacityRequestPolicy, CapacityRequestPolic
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use vgpu_quantity::format_bytes;
 
-use crate::capacity::{CORES, MEMORY, SHARES};
+use crate::capacity::{CORES, MEMORY, MULTIPROCESSORS, SHARES};
 use crate::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
 
 /// Kubernetes takes 128 devices in a slice, but only 64 if one of them is tainted, and a taint may be added at any time.
@@ -42,5 +42,18 @@ pub fn capacity(memory: u64, shares: u32) -> BTreeMap<String, DeviceCapacity> {
         (MEMORY.to_owned(), entry(memory.clone(), memory, memory_range)),
         (CORES.to_owned(), entry(cores, "0".into(), cores_range)),
         (SHARES.to_owned(), entry(shares.to_string(), "1".into(), one)),
+    ])
+}
+
+/// The capacity of an instance of a GPU, which one claim takes whole.
+#[must_use]
+pub fn instance_capacity(memory: u64, multiprocessors: u32) -> BTreeMap<String, DeviceCapacity> {
+    let entry = |value: String| DeviceCapacity {
+        value: Quantity(value),
+        request_policy: None,
+    };
+    BTreeMap::from([
+        (MEMORY.to_owned(), entry(format_bytes(memory))),
+        (MULTIPROCESSORS.to_owned(), entry(multiprocessors.to_string())),
     ])
 }

@@ -8,7 +8,7 @@ use vgpu_allocator::model::{
     ResourceClaim,
 };
 use vgpu_api::request::{MEMORY_MIN, MEMORY_STEP};
-use vgpu_api::{DRIVER_NAME, capacity};
+use vgpu_api::{DRIVER_NAME, capacity, device_type};
 use vgpu_planner::Time;
 use vgpu_planner::model::Claim;
 use vgpu_quantity::Quantity;
@@ -193,13 +193,21 @@ fn worst_of(ask: &Exactly, index: &Index, gpus: &Gpus) -> Result<Amount, Uncount
             .as_ref()
             .and_then(|capacity: &CapacityRequirements| capacity.requests.get(name))
     };
-    let one = gpus.worst(
-        requests(capacity::MEMORY).and_then(rounded),
-        cores(requests(capacity::CORES)),
-    );
-    Ok(one.ok_or(Uncounted::NoGpu)?.times(match ask.mode {
+    let takes_instances = index
+        .class(&ask.class)
+        .is_some_and(|class| class.device_type() == device_type::MIG);
+    let one = match takes_instances {
+        true => gpus.worst_instance(),
+        false => {
+            let memory = requests(capacity::MEMORY).and_then(rounded);
+            let worst = gpus.worst(memory, cores(requests(capacity::CORES)));
+            worst.map(|worst| (worst, gpus.count()))
+        }
+    };
+    let (one, count) = one.ok_or(Uncounted::NoGpu)?;
+    Ok(one.times(match ask.mode {
         Mode::Exact(count) => u64::try_from(count).unwrap_or(1).max(1),
-        Mode::All | Mode::Unknown(_) => u64::try_from(gpus.count()).unwrap_or(u64::MAX).min(DEVICES_MAX),
+        Mode::All | Mode::Unknown(_) => u64::try_from(count).unwrap_or(u64::MAX).min(DEVICES_MAX),
     }))
 }
 

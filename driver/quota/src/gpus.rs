@@ -18,24 +18,42 @@ struct Slice {
     node: String,
     /// Name and bytes of each. Boxed: there may be a thousand nodes, and a map takes twice as much.
     gpus: Box<[(Box<str>, u64)]>,
+    /// The same of instances of GPUs in MIG mode. No share is a part of one.
+    instances: Box<[(Box<str>, u64)]>,
 }
 
 impl From<&ResourceSlice> for Slice {
     fn from(slice: &ResourceSlice) -> Self {
         let spec = &slice.spec;
         let devices = spec.devices.iter().filter(|_| spec.driver == DRIVER_NAME);
-        let gpu = |device: &vgpu_allocator::model::Device| {
-            let kind = device.attributes.get(device_type::ATTRIBUTE)?.text()?;
+        let (mut gpus, mut instances) = (Vec::new(), Vec::new());
+        let sized = |device: &vgpu_allocator::model::Device| {
             let memory = bytes(&device.capacity.get(capacity::MEMORY)?.value)?;
-            (kind != device_type::MONITOR && memory > 0).then(|| (device.name.as_str().into(), memory))
+            (memory > 0).then(|| (device.name.as_str().into(), memory))
         };
+        for device in devices {
+            let kind = device.attributes.get(device_type::ATTRIBUTE);
+            match kind.and_then(|kind| kind.text()) {
+                None | Some(device_type::MONITOR) => {}
+                Some(device_type::MIG) => instances.extend(sized(device)),
+                Some(_) => gpus.extend(sized(device)),
+            }
+        }
         let node = spec.node_name.as_ref().filter(|node| !node.is_empty());
         Self {
             name: slice.metadata.name.clone(),
             pool: spec.pool.name.clone(),
             node: node.unwrap_or(&spec.pool.name).clone(),
-            gpus: devices.filter_map(gpu).collect(),
+            gpus: gpus.into(),
+            instances: instances.into(),
         }
+    }
+}
+
+impl Slice {
+    /// Its GPUs and instances.
+    fn all(&self) -> impl Iterator<Item = &(Box<str>, u64)> {
+        self.gpus.iter().chain(&self.instances)
     }
 }
 
@@ -80,7 +98,7 @@ impl Gpus {
 
     /// Slices come back under other names. A missing slice counts as returned when all of its GPUs are published again.
     fn forget_returned(&mut self, pool: &str) {
-        let is_back = |old: &Slice| old.gpus.iter().all(|(name, _)| self.memory(pool, name).is_some());
+        let is_back = |old: &Slice| old.all().all(|(name, _)| self.memory(pool, name).is_some());
         let gone = self
             .gone
             .iter()
@@ -149,7 +167,7 @@ impl Gpus {
     /// The memory of a device; `None` if it is not published.
     pub(crate) fn memory(&self, pool: &str, device: &str) -> Option<u64> {
         self.of_pool(pool)
-            .find_map(|slice| slice.gpus.iter().find(|(name, _)| **name == *device))
+            .find_map(|slice| slice.all().find(|(name, _)| **name == *device))
             .map(|(_, memory)| *memory)
     }
 
@@ -175,6 +193,16 @@ impl Gpus {
                 Amount::share(memory, cores, smallest)
             }
         })
+    }
+
+    /// The most that a request for an instance may take, and the number of instances; `None` while there is none.
+    pub(crate) fn worst_instance(&self) -> Option<(Amount, usize)> {
+        let gone = self.gone.values().map(|(_, slice)| slice);
+        let sizes = self.slices.values().chain(gone).flat_map(|slice| &slice.instances);
+        let (largest, count) = sizes.fold((0, 0), |(largest, count), (_, memory)| {
+            (*memory.max(&largest), count + 1)
+        });
+        (count > 0).then(|| (Amount::share(largest, 0, largest), count))
     }
 
     /// The number of GPUs. A request for all devices of a node cannot exceed it.
@@ -214,6 +242,24 @@ pub(crate) mod tests {
         assert!(gpus.remove("a", Now::ZERO));
         assert!(gpus.worst(None, 0).is_some(), "a restart of kubelet");
         assert_eq!(gpus.memory("a", "gpu-1"), None);
+    }
+
+    /// An instance is a device of its own: a share is never a part of it.
+    #[test]
+    fn instances_are_counted_apart_from_gpus() {
+        const GI: u64 = 1 << 30;
+        let mut with_instance = slice("a", &[80, 10]);
+        let kind = serde_json::json!({"string": "mig"});
+        let devices = &mut with_instance.spec.devices;
+        devices[1].attributes = serde_json::from_value(json!({"type": kind})).unwrap();
+        let mut gpus = Gpus::default();
+        assert_eq!(gpus.worst_instance(), None);
+        gpus.set(&with_instance, Now::ZERO);
+        assert_eq!(gpus.worst(Some(10 * GI), 0), Some(Amount::share(10 * GI, 0, 80 * GI)));
+        assert_eq!(gpus.worst_instance(), Some((Amount::share(10 * GI, 0, 10 * GI), 1)));
+        assert_eq!((gpus.memory("a", "gpu-1"), gpus.count()), (Some(10 * GI), 1));
+        gpus.remove("a", Now::ZERO);
+        assert!(gpus.worst_instance().is_some(), "a restart of kubelet");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The chart's `softGpu.gpus`: its init container puts software GPUs on the node, and pods have shares of them. One of them
-//! has the system's memory, and its size is the chart's.
+//! has the system's memory, and its size is the chart's. Another one is in MIG mode, and a pod has one of its instances.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use vgpu_e2e::cluster::{Cluster, Node};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
-use vgpu_e2e::{image, install};
+use vgpu_e2e::{image, install, workload};
 
 use crate::load::{PROVES, share};
 use crate::manifests::{HOLD, pod};
@@ -22,10 +22,12 @@ pub(crate) const TESTS: &[Test] = &[(
 
 /// The state folder differs from that of the cluster's own software GPU, so the GPUs differ too.
 const VALUES: &str =
-    "driverRoot=/,softGpu.gpus=3,softGpu.state=/var/lib/soft-gpu/of-the-chart,gpuMemory.Software GPU GB10=40Gi";
+    "driverRoot=/,softGpu.gpus=4,softGpu.state=/var/lib/soft-gpu/of-the-chart,gpuMemory.Software GPU GB10=40Gi";
 const STATE: &str = "/var/lib/soft-gpu/of-the-chart";
-/// The init container leaves it as it is. The third GPU's memory is also the system's.
-const PROFILE: &str = "gpus = 3\nunified = 2\n";
+/// The init container leaves it as it is. The third GPU's memory is also the system's, and the fourth one has instances.
+const PROFILE: &str = "gpus = 4\nunified = 2\nmig = 3: 3g.40gb@0, 1g.10gb@4\n";
+/// The memory of the larger instance.
+const HALF: u64 = 40_448 << 20;
 
 fn from_the_chart() -> Result<()> {
     if shared::prepared().gpu.is_nvidia() {
@@ -68,8 +70,10 @@ fn shares(installed: &Installed, kube: &Kube<'_>, before: &[String]) -> Result<(
     kube.wait_running("on-a-software-gpu", LIMIT)?;
     kube.exec("on-a-software-gpu", &["sh", "-c", PROVES])?;
     configured(kube)?;
+    instance(installed, kube)?;
     // Delete the pods now, because the plugin that the rollback restores does not know these GPUs.
-    kube.run(&["delete", "pod", "on-a-software-gpu", "unified"]).map(drop)
+    kube.run(&["delete", "pod", "on-a-software-gpu", "unified", "mig"])
+        .map(drop)
 }
 
 /// The size is the chart's, the limit holds, and nothing says that it was checked.
@@ -111,4 +115,59 @@ fn configured(kube: &Kube<'_>) -> Result<()> {
             Ok((memory["reason"] == "LedgerOnly").then_some(()))
         },
     )
+}
+
+/// The instances of the fourth GPU, which is no device itself: the name and the taints of each.
+fn instances(kube: &Kube<'_>) -> Result<Vec<(String, Vec<String>)>> {
+    let slices = kube.get(&["resourceslices"])?;
+    let all = slices["items"].as_array().cloned().unwrap_or_default();
+    let devices = all
+        .iter()
+        .flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+    let instances = devices.filter(|device| device["attributes"]["type"]["string"] == "mig");
+    let of = |device: Value| {
+        let taints = device["taints"].as_array().cloned().unwrap_or_default();
+        let keys = taints.iter().filter_map(|taint| taint["key"].as_str());
+        let name = device["name"].as_str().unwrap_or_default().to_owned();
+        (name, keys.map(str::to_owned).collect())
+    };
+    Ok(instances.map(of).collect())
+}
+
+/// The documented example gets the instance that is large enough, whole, and sees nothing else. One that is destroyed is tainted.
+fn instance(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
+    let published = instances(kube)?;
+    ensure!(published.len() == 2, "{published:?}");
+    kube.apply(&workload::manifests(&install::example("mig"))?)?;
+    kube.wait_running("mig", LIMIT)?;
+    let line: Value = serde_json::from_str(&kube.exec("mig", &["vgpu-client", "check"])?)?;
+    ensure!(line["total"].as_u64() == Some(HALF), "{line}");
+    let caps = kube.exec("mig", &["ls", "/dev/nvidia-caps"])?;
+    ensure!(caps.split_whitespace().count() == 2, "{caps}");
+    let shares = workload::shares(kube)?;
+    let of_pod = shares.iter().filter_map(|share| share.device.clone());
+    let device = of_pod
+        .filter(|device| device.starts_with("mig-"))
+        .collect::<Vec<String>>();
+    let [device] = &device[..] else {
+        anyhow::bail!("{device:?}");
+    };
+    // The smaller one is not large enough for a second pod.
+    let second = workload::manifests(&install::example("mig"))?;
+    let second = second.replace("name: mig\n  labels", "name: second\n  labels");
+    kube.apply(&second)?;
+    wait(LIMIT, "the second pod to wait for an instance", || {
+        let events = kube.get(&["events", "--field-selector", "involvedObject.name=second"])?;
+        Ok(events.to_string().contains("FailedScheduling").then_some(()))
+    })?;
+    kube.run(&["delete", "pod", "second", "--wait=false"])?;
+    let state = installed.cluster.node(Node::FIRST).path_inside(STATE)?;
+    std::fs::write(state.join("control"), "gone 3 1\n").context("cannot write the control file")?;
+    wait(LIMIT, "the destroyed instance to be tainted", || {
+        let all = instances(kube)?;
+        let found = all.iter().find(|(name, _)| name == device);
+        Ok(found
+            .is_some_and(|(_, taints)| taints.contains(&"dra.vgpu/lost".to_owned()))
+            .then_some(()))
+    })
 }

@@ -130,6 +130,7 @@ mod tests {
             here: dir.path().to_path_buf(),
             host: dir.path().to_path_buf(),
             sys: "/sys".into(),
+            proc: "/proc".into(),
             soft_gpu_state: Some("/state".into()),
         };
         let gpus = Listed(vec![gpu(0)]);

@@ -150,6 +150,7 @@ mod tests {
             here: here.to_path_buf(),
             host: here.to_path_buf(),
             sys: here.join("sys"),
+            proc: here.join("proc"),
             soft_gpu_state: None,
         }
     }

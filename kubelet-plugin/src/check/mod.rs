@@ -146,6 +146,7 @@ fn root(folder: PathBuf, soft_gpu_state: Option<PathBuf>) -> Root {
         here: folder.clone(),
         host: folder,
         sys: "/sys".into(),
+        proc: "/proc".into(),
         soft_gpu_state,
     }
 }

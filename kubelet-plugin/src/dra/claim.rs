@@ -246,7 +246,8 @@ fn effective(
     Ok(config::merge(&class, &claim)?)
 }
 
-/// Returns the share of a result that allocates a part of `gpu`, or all of it.
+/// Returns the share of a result that allocates a part of `gpu`, or all of it. An instance is always allocated whole, as a
+/// device that is not shared: then there is neither a share ID nor consumed capacity.
 fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Result<Share, Error> {
     if result.admin_access == Some(true) {
         return Err(Error::AdminOnGpu {
@@ -254,8 +255,11 @@ fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Res
             device: result.device.clone(),
         });
     }
-    let (memory, cores) = consumed(at, result, gpu)?;
-    let name = result.share_id.clone().ok_or_else(|| Error::NoCapacity {
+    let ((memory, cores), name) = match gpu.mig {
+        Some(_) => ((gpu.memory, 0), Some(result.device.clone())),
+        None => (consumed(at, result, gpu)?, result.share_id.clone()),
+    };
+    let name = name.ok_or_else(|| Error::NoCapacity {
         at: at.to_owned(),
         key: capacity::SHARES,
     })?;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::publish::inventory::tests::gpu;
+use crate::publish::inventory::tests::{gpu, instance};
 use serde_json::{Value, json};
 
 const POOL: &str = "n1/vgpu";
@@ -50,6 +50,34 @@ fn a_share_of_all_memory_without_cores_is_not_held_back() {
         result["consumedCapacity"] = json!({"memory": memory, "cores": cores, "shares": "1"});
         assert_eq!(one(result, vec![]).expect("a share").compute_policy, expected);
     }
+}
+
+/// It is not shared, so the allocation has neither a share ID nor consumed capacity.
+#[test]
+fn an_instance_is_a_share_of_all_that_it_has() {
+    let instance = instance(1, "MIG-aaaabbbb-1111-5222-8333-444455556666");
+    let allocated = json!({"request": "gpu", "driver": DRIVER_NAME, "pool": POOL, "device": "mig-aaaabbbb"});
+    let of = |result: &Value, configs: Vec<Value>| {
+        let inventory = Inventory::new(vec![gpu(0), instance.clone()]);
+        let claim = claim_with(vec![result.clone()], configs);
+        shares(&claim, &Pools::of("n1"), &inventory).map(|mut shares| shares.remove(0))
+    };
+    let exclusive = config("FromClass", &[], json!({"sharing": "Exclusive"}));
+    let share = of(&allocated, vec![exclusive.clone()]).expect("a share");
+    assert_eq!(
+        (share.name.as_str(), &share.share_id, &share.gpu),
+        ("mig-aaaabbbb", &None, &instance.uuid)
+    );
+    assert_eq!((share.memory, share.cores), (instance.memory, 0));
+    assert_eq!(share.compute_policy, limits::ComputePolicy::Unlimited);
+    let required = config("FromClaim", &[], json!({"memoryEnforcement": "Require"}));
+    assert!(
+        of(&allocated, vec![exclusive, required]).is_err(),
+        "an instance has no limit beside its own size"
+    );
+    let mut admin = allocated;
+    admin["adminAccess"] = true.into();
+    assert!(matches!(of(&admin, vec![]), Err(Error::AdminOnGpu { .. })));
 }
 
 #[test]

@@ -34,6 +34,8 @@ use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, 
 use vgpu_dialects::{Environment, GpuShare};
 
 const CONTAINER_SOFT_GPU: &str = "/run/soft-gpu";
+/// Where the capability nodes of instances are.
+const CONTAINER_CAPS: &str = "/dev/nvidia-caps";
 const NVIDIA_SMI: &str = "nvidia-smi";
 /// The path of nvidia-smi in manifests for gpu-manager.
 const GPU_MANAGER_NVIDIA_SMI: &str = "/usr/local/nvidia/bin/nvidia-smi";
@@ -137,6 +139,7 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
     };
     if let Some(state) = &driver.soft_gpu_state {
         edits.env.push(format!("SOFT_GPU_STATE={CONTAINER_SOFT_GPU}"));
+        edits.env.push(format!("SOFT_GPU_CAPS={CONTAINER_CAPS}"));
         edits.mounts.push(mount(state, CONTAINER_SOFT_GPU, Access::Write));
     }
     // One check is enough, because a claim has either shares or monitors.
@@ -254,8 +257,14 @@ fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
         mounts.push(mount(&folder.join(&file), &format!("{inside}/{file}"), Access::Write));
     }
     mounts.extend(metadata_mount(inputs, placed.share));
+    let (plain, nodes): (Vec<&DeviceFile>, Vec<&DeviceFile>) = placed.nodes.iter().partition(|node| node.is_plain);
+    mounts.extend(
+        plain
+            .iter()
+            .map(|file| mount(Path::new(&file.host), &file.container, Access::Read)),
+    );
     ContainerEdits {
-        device_nodes: placed.nodes.iter().map(device_node).collect(),
+        device_nodes: nodes.into_iter().map(device_node).collect(),
         mounts,
         ..ContainerEdits::default()
     }
@@ -536,7 +545,11 @@ mod tests {
         let common = &spec.container_edits;
         assert_eq!(
             common.env,
-            ["NVIDIA_VISIBLE_DEVICES=void", "SOFT_GPU_STATE=/run/soft-gpu"]
+            [
+                "NVIDIA_VISIBLE_DEVICES=void",
+                "SOFT_GPU_STATE=/run/soft-gpu",
+                "SOFT_GPU_CAPS=/dev/nvidia-caps"
+            ]
         );
         assert!(common.device_nodes.is_empty());
         let shim = "/var/lib/vgpu/abc/libvgpu.so";
@@ -726,6 +739,7 @@ mod tests {
         let by_path = DeviceFile {
             host: "/dev/dri/card1".into(),
             container: "/dev/dri/by-path/pci-0000:3b:00.0-card".into(),
+            is_plain: false,
         };
         let placed = placed(&share, Some(0), vec![DeviceFile::same("/dev/dri/card1"), by_path]);
         let spec = build(&real(), &[placed]);

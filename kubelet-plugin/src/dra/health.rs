@@ -46,7 +46,9 @@ impl Report {
                 end -= 1;
             }
             why.truncate(end);
-            devices.insert(format!("{name}{MONITOR_SUFFIX}"), why.clone());
+            if gpu.mig.is_none() {
+                devices.insert(format!("{name}{MONITOR_SUFFIX}"), why.clone());
+            }
             devices.insert(name.to_owned(), why);
         }
         let seen = seen.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

@@ -192,7 +192,7 @@ fn file(id: &ClaimId, named_by: &NamedBy, share: &Share, device: Device) -> Resu
 
 fn device(share: &Share, gpu: &Gpu, pools: &Pools) -> Device {
     let (kind, own) = match share.role {
-        Role::Share => (device_type::GPU, OWN.as_slice()),
+        Role::Share => (slice::type_of(gpu), OWN.as_slice()),
         Role::Monitor => (device_type::MONITOR, &[][..]),
     };
     let mut attributes = slice::attributes(kind, gpu);

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use vgpu_api::config::Capabilities;
+use vgpu_node::gpus::Instance;
 
 /// More than the resolution of any file system's times.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -52,6 +53,8 @@ struct Stamp {
 pub struct DeviceFile {
     pub host: String,
     pub container: String,
+    /// True: a plain file of the software GPU stands for the node.
+    pub is_plain: bool,
 }
 
 // === impl Finder ===
@@ -190,13 +193,18 @@ impl Root {
         SOCKETS.into_iter().filter_map(socket).collect()
     }
 
-    /// The nodes of a GPU for a container with these capabilities; none for a software GPU.
+    /// The nodes of a GPU for a container with these capabilities; none for a software GPU. Those of an instance are its GPU's
+    /// and its own capability nodes, which alone let a program use it.
     ///
     /// # Errors
-    /// The GPU's own node is missing: a container would start without its GPU.
+    /// A node is missing: a container would start without its GPU.
     pub fn gpu_nodes(&self, gpu: &Gpu, capabilities: Capabilities) -> Result<Vec<DeviceFile>, Error> {
+        let own = match &gpu.mig {
+            Some(mig) => self.capability_nodes(gpu, mig)?,
+            None => Vec::new(),
+        };
         if self.soft_gpu_state.is_some() {
-            return Ok(Vec::new());
+            return Ok(own);
         }
         let node = gpu.minor.map(|minor| format!("/dev/nvidia{minor}"));
         let node = node.ok_or_else(|| Error::NoDeviceNode("/dev/nvidiaN of a GPU without minor number".into()))?;
@@ -204,10 +212,46 @@ impl Root {
             return Err(Error::NoDeviceNode(node));
         }
         let mut nodes = vec![DeviceFile::same(node)];
+        nodes.extend(own);
         if capabilities.meets(parts::GRAPHICS) {
             nodes.extend(gpu.pci_bus_id.iter().flat_map(|bus| self.drm_nodes(bus)));
         }
         Ok(nodes)
+    }
+
+    /// The capability nodes of an instance. The kernel module says their minor numbers, and NVIDIA's tools make them.
+    fn capability_nodes(&self, gpu: &Gpu, mig: &Instance) -> Result<Vec<DeviceFile>, Error> {
+        // The software GPU has plain files for both below its state, which has one path in this process and on the node.
+        let soft_root = self.soft_gpu_state.as_deref();
+        let proc = soft_root.map_or(self.proc.clone(), |state| state.join("proc"));
+        let minor = gpu.minor.unwrap_or(gpu.index);
+        let of_gpu = proc.join(format!("driver/nvidia/capabilities/gpu{minor}/mig"));
+        let of_gpu_instance = of_gpu.join(format!("gi{}", mig.gpu_instance));
+        let of_compute_instance = of_gpu_instance.join(format!("ci{}", mig.compute_instance));
+        let node = |folder: PathBuf| {
+            let access = folder.join("access");
+            let text = fs::read_to_string(&access).unwrap_or_default();
+            let number = text.lines().find_map(|line| line.strip_prefix("DeviceFileMinor:"));
+            let number: u32 = number
+                .and_then(|number| number.trim().parse().ok())
+                .ok_or_else(|| Error::NoCapability(access.display().to_string()))?;
+            let container = format!("/dev/nvidia-caps/nvidia-cap{number}");
+            let Some(state) = soft_root else {
+                return match self.has_node(&container) {
+                    true => Ok(DeviceFile::same(container)),
+                    false => Err(Error::NoCapability(container)),
+                };
+            };
+            Ok(DeviceFile {
+                host: state
+                    .join(container.trim_start_matches('/'))
+                    .to_string_lossy()
+                    .into_owned(),
+                container,
+                is_plain: true,
+            })
+        };
+        [of_gpu_instance, of_compute_instance].map(node).into_iter().collect()
     }
 
     /// The device nodes of the kernel's graphics interface. Programs also look for a GPU in /dev/dri/by-path, where udev
@@ -228,6 +272,7 @@ impl Root {
                 nodes.push(DeviceFile {
                     host: path,
                     container: format!("/dev/dri/by-path/pci-{bus_id}-{kind}"),
+                    is_plain: false,
                 });
             }
         }
@@ -251,6 +296,7 @@ impl DeviceFile {
         Self {
             container: path.clone(),
             host: path,
+            is_plain: false,
         }
     }
 }

@@ -34,6 +34,8 @@ pub struct Root {
     pub host: PathBuf,
     /// The kernel's description of devices, `/sys`.
     pub sys: PathBuf,
+    /// `/proc`, where the kernel module describes instances.
+    pub proc: PathBuf,
     /// The state folder of a software GPU, on the node.
     pub soft_gpu_state: Option<PathBuf>,
 }
@@ -68,6 +70,11 @@ pub enum Error {
     NoLibrary { missing: Missing, root: PathBuf },
     #[error("{0} does not exist on the node: load its kernel module (nvidia-modprobe -c 0 -u)")]
     NoDeviceNode(String),
+    #[error(
+        "{0} does not exist on the node, so the GPU instance cannot be given to a container: run nvidia-smi -L there, which \
+         makes the instances' nodes, and look whether the instance is still in its list"
+    )]
+    NoCapability(String),
 }
 
 // === impl Root ===

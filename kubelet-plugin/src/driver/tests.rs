@@ -1,7 +1,7 @@
 //! The driver as it is found in folders that a test makes.
 
 use super::*;
-use crate::publish::inventory::tests::gpu;
+use crate::publish::inventory::tests::{gpu, instance};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, SystemTime};
@@ -27,6 +27,7 @@ fn root(here: &Path, soft: bool) -> Root {
         here: here.to_path_buf(),
         host: PathBuf::from("/opt/driver"),
         sys: here.join("sys"),
+        proc: here.join("proc"),
         soft_gpu_state: soft.then(|| PathBuf::from("/var/lib/soft-gpu")),
     }
 }
@@ -439,4 +440,37 @@ fn what_was_found_is_kept_until_a_folder_changes() {
     assert!(finder.read().is_err(), "the driver is being replaced");
     fs::rename(&other, &here).expect("renamed");
     assert!(files().libcuda.ends_with("libcuda.so.550.3"), "{:?}", files());
+}
+
+#[test]
+fn an_instance_has_its_gpus_node_and_its_own_capability_nodes_alone() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let here = dir.path();
+    let root = root(here, false);
+    let instance = instance(3, "MIG-aaaabbbb-1111-5222-8333-444455556666");
+    let nodes = || root.gpu_nodes(&instance, Capabilities::default());
+    for node in ["nvidia3", "nvidia-caps/nvidia-cap426", "nvidia-caps/nvidia-cap427"] {
+        file(here, &format!("dev/{node}"));
+    }
+    let of_kernel = "proc/driver/nvidia/capabilities/gpu3/mig/gi2";
+    let missing = nodes().expect_err("the kernel does not know it").to_string();
+    assert!(
+        missing.starts_with(&format!("{}/{of_kernel}/access does not exist", here.display())),
+        "{missing}"
+    );
+    for (access, minor) in [("access", 426), ("ci0/access", 427)] {
+        file(here, &format!("{of_kernel}/{access}"));
+        let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
+        fs::write(here.join(of_kernel).join(access), text).expect("written");
+    }
+    let of = |paths: &[&str]| paths.iter().map(|path| DeviceFile::same(*path)).collect::<Vec<_>>();
+    let expected = of(&[
+        "/dev/nvidia3",
+        "/dev/nvidia-caps/nvidia-cap426",
+        "/dev/nvidia-caps/nvidia-cap427",
+    ]);
+    assert_eq!(nodes(), Ok(expected));
+    fs::remove_file(here.join("dev/nvidia-caps/nvidia-cap427")).expect("removed");
+    let capability = Error::NoCapability("/dev/nvidia-caps/nvidia-cap427".into());
+    assert_eq!(nodes(), Err(capability));
 }

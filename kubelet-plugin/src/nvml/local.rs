@@ -62,6 +62,8 @@ impl Local {
         let mut gpus: Vec<GpuSample> = (0..count).filter_map(|index| state.read(&nvml, index)).collect();
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.pass_on(&mut gpus.iter_mut().map(|gpu| &mut gpu.faults).collect::<Vec<_>>());
+        drop(events);
+        gpus.extend((0..count).flat_map(|index| instances(&nvml, index)));
         state.nvml = Some(nvml);
         Ok(Sample {
             list: list.map(Ok),
@@ -105,6 +107,27 @@ impl State {
             },
         })
     }
+}
+
+/// Reads the instances of a GPU in MIG mode. Faults are their GPU's, and NVML measures no use of time for them.
+fn instances(nvml: &Nvml, index: u32) -> Vec<GpuSample> {
+    let Ok(device) = nvml.device_by_index(index) else {
+        return Vec::new();
+    };
+    if !device.mig_mode().is_ok_and(|mode| mode.current != 0) {
+        return Vec::new();
+    }
+    let count = device.mig_device_count().unwrap_or(0);
+    let found = (0..count).filter_map(|index| device.mig_device_by_index(index).ok());
+    let sample = |instance: nvml_wrapper::Device<'_>| {
+        Some(GpuSample {
+            faults: faults::Reading::unsupported(&instance.uuid().ok()?),
+            memory: processes::memory(&instance).map_err(|error| error.to_string()),
+            used: None,
+            busy: None,
+        })
+    };
+    found.filter_map(sample).collect()
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 //! - The gate is switched on later: kubelet has to start again for it, and the slices are then sent again.
 //! - The version cannot be read: nothing is sent, and it is asked again.
 
+use crate::publish::slice::is_held;
 use crate::ready::Readiness;
 use k8s_openapi::api::resource::v1::{Device, NodeAllocatableOverhead, NodeAllocatableResource};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -102,7 +103,7 @@ impl HostMemory {
             overhead: Some(overhead),
             mapping: None,
         };
-        for device in slices.iter_mut().flatten().filter(|device| is_shared(device)) {
+        for device in slices.iter_mut().flatten().filter(|device| is_held(device)) {
             device.node_allocatable_resources = Some(BTreeMap::from([("memory".to_owned(), memory.clone())]));
         }
         slices
@@ -172,10 +173,6 @@ pub(crate) fn note(memory: &HostMemory, readiness: &Readiness) {
         (true, Ok(())) => tracing::info!("the library's memory on the node is reserved for containers with a share"),
         (true, Err(why)) => tracing::info!("the library's memory on the node is not reserved: {why}"),
     }
-}
-
-fn is_shared(device: &Device) -> bool {
-    device.allow_multiple_allocations == Some(true)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Converts GPUs into the devices of ResourceSlices. Pure.
 //!
 //! Every device has every attribute, because the scheduler treats a selector on a missing attribute as an
-//! error. Only values that the machine does not have (PCI root, NUMA node, NVLink) are left out. All values are
+//! error. Only values that the machine does not have (PCI root, NUMA node, NVLink), and those of instances alone, are left
+//! out. All values are
 //! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
 use crate::publish::inventory::{Gpu, Inventory, Unavailable};
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 use vgpu_api::slice::{self, MAX_DEVICES};
 use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, device_type};
 use vgpu_node::driver_limit::DriverLimit;
+use vgpu_node::gpus::Placement;
 
 /// The effect of a taint that only informs.
 const NO_EFFECT: &str = "None";
@@ -21,7 +23,7 @@ const MAX_VALUE: usize = 64;
 #[must_use]
 pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
     let gpus = inventory.by_index();
-    let shared: Vec<Device> = gpus
+    let held: Vec<Device> = gpus
         .iter()
         .map(|(name, gpu)| {
             let why = inventory.unavailable(&gpu.uuid);
@@ -31,14 +33,13 @@ pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
             let taints: Vec<DeviceTaint> = why.into_iter().chain(faults).collect();
             Device {
                 taints: (!taints.is_empty()).then_some(taints),
-                ..shared(name, gpu, shares)
+                ..held(name, gpu, shares)
             }
         })
         .collect();
-    let monitors: Vec<Device> = gpus.iter().map(|(name, gpu)| monitor(name, gpu)).collect();
-    let slices = [&shared, &monitors]
-        .into_iter()
-        .flat_map(|pool| pool.chunks(MAX_DEVICES));
+    let whole = gpus.iter().filter(|(_, gpu)| gpu.mig.is_none());
+    let monitors: Vec<Device> = whole.map(|(name, gpu)| monitor(name, gpu)).collect();
+    let slices = [&held, &monitors].into_iter().flat_map(|pool| pool.chunks(MAX_DEVICES));
     slices.map(<[Device]>::to_vec).collect()
 }
 
@@ -46,14 +47,19 @@ pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
 #[must_use]
 pub fn silenced(mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
     let silent = taint(Unavailable::Silent(String::new()).name(), None, "NoSchedule");
-    let shared = |device: &&mut Device| device.allow_multiple_allocations == Some(true);
-    for device in slices.iter_mut().flatten().filter(shared) {
+    for device in slices.iter_mut().flatten().filter(|device| is_held(device)) {
         let taints = device.taints.get_or_insert_default();
         if !taints.iter().any(|taint| taint.key == silent.key) {
             taints.push(silent.clone());
         }
     }
     slices
+}
+
+/// Returns true for a device that claims hold: GPUs and instances, and no monitors.
+#[must_use]
+pub fn is_held(device: &Device) -> bool {
+    !device.name.ends_with(MONITOR_SUFFIX)
 }
 
 /// Removes the devices that need consumable capacity. An API server without it would drop the fields that
@@ -118,13 +124,26 @@ fn taint(name: &str, value: Option<&String>, effect: &str) -> DeviceTaint {
     }
 }
 
-fn shared(name: &str, gpu: &Gpu, shares: u32) -> Device {
+/// The device of a GPU, which `shares` claims may share, or of an instance, which one claim has whole.
+fn held(name: &str, gpu: &Gpu, shares: u32) -> Device {
+    let capacity = match &gpu.mig {
+        None => slice::capacity(gpu.memory, shares),
+        Some(mig) => slice::instance_capacity(gpu.memory, mig.multiprocessors),
+    };
     Device {
         name: name.to_owned(),
-        allow_multiple_allocations: Some(true),
-        attributes: Some(attributes(device_type::GPU, gpu)),
-        capacity: Some(slice::capacity(gpu.memory, shares)),
+        allow_multiple_allocations: gpu.mig.is_none().then_some(true),
+        attributes: Some(attributes(type_of(gpu), gpu)),
+        capacity: Some(capacity),
         ..Device::default()
+    }
+}
+
+/// The type of the device that claims hold.
+pub(crate) fn type_of(gpu: &Gpu) -> &'static str {
+    match gpu.mig {
+        None => device_type::GPU,
+        Some(_) => device_type::MIG,
     }
 }
 
@@ -148,16 +167,34 @@ pub(crate) struct Attribute {
 }
 
 /// Every attribute. docs/devices.md is generated from this table.
-pub(crate) const ATTRIBUTES: [Attribute; 15] = [
+pub(crate) const ATTRIBUTES: [Attribute; 18] = [
     Attribute {
         name: device_type::ATTRIBUTE,
-        about: "`gpu` for a GPU that can be shared, `monitor` for its monitor device",
+        about: "`gpu` for a GPU that can be shared, `monitor` for its monitor device, `mig` for an instance of a GPU in MIG mode",
         value: |kind, _| string(kind),
     },
     Attribute {
         name: "uuid",
-        about: "the GPU's UUID, as nvidia-smi prints it",
+        about: "the GPU's UUID, as nvidia-smi prints it; of an instance its own, which begins with `MIG-`",
         value: |_, gpu| string(&gpu.uuid),
+    },
+    Attribute {
+        name: "parentUUID",
+        about: "the UUID of an instance's GPU; a GPU has no such attribute",
+        value: |_, gpu| string(&gpu.mig.as_ref()?.parent),
+    },
+    Attribute {
+        name: "profile",
+        about: "an instance's profile, as the driver names it; a GPU has none",
+        value: |_, gpu| string(&gpu.mig.as_ref()?.profile),
+    },
+    Attribute {
+        name: "placement",
+        about: "the first memory slice of an instance, and how many it has; missing if the driver does not say it",
+        value: |_, gpu| {
+            let Placement { start, size } = gpu.mig.as_ref()?.placement?;
+            string(&format!("{start}:{size}"))
+        },
     },
     Attribute {
         name: "index",
@@ -279,7 +316,7 @@ mod document_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::publish::inventory::tests::gpu;
+    use crate::publish::inventory::tests::{gpu, instance};
 
     /// A device as it was accepted by a live 1.37.1 scheduler.
     const TRIED: &str = r#"{"name":"gpu-3f8a1c20","allowMultipleAllocations":true,"attributes":{
@@ -305,6 +342,32 @@ mod tests {
         assert_eq!(monitor.name, "gpu-3f8a1c20-monitor");
         assert_eq!(monitor.allow_multiple_allocations, None);
         assert_eq!(monitor.capacity, None);
+    }
+
+    #[test]
+    fn an_instance_is_a_device_that_one_claim_takes_whole() {
+        let uuid = "MIG-aaaabbbb-1111-5222-8333-444455556666";
+        let slices = slices(&Inventory::new(vec![gpu(0), instance(1, uuid)]), 64);
+        let names = |devices: &[Device]| devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&slices[0]), ["gpu-3f8a1c20", "mig-aaaabbbb"]);
+        assert_eq!(names(&slices[1]), ["gpu-3f8a1c20-monitor"], "an instance has none");
+        let device = serde_json::to_value(&slices[0][1]).expect("JSON");
+        assert_eq!(device.get("allowMultipleAllocations"), None);
+        let attribute = |name: &str| device["attributes"][name]["string"].clone();
+        assert_eq!(attribute("type"), "mig");
+        assert_eq!(attribute("uuid"), uuid);
+        assert_eq!(attribute("parentUUID"), gpu(1).uuid);
+        assert_eq!(attribute("profile"), "3g.40gb");
+        assert_eq!(attribute("placement"), "4:4");
+        assert_eq!(attribute("productName"), "NVIDIA H100 80GB HBM3");
+        let capacity = serde_json::json!({"memory": {"value": "40448Mi"}, "multiprocessors": {"value": "60"}});
+        assert_eq!(device["capacity"], capacity);
+        assert_eq!(
+            without_shared(slices.clone())[0].len(),
+            1,
+            "it needs no consumable capacity"
+        );
+        assert!(silenced(slices)[0].iter().all(|device| device.taints.is_some()));
     }
 
     #[test]

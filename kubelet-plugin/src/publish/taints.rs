@@ -1,4 +1,5 @@
-//! Taints each shareable device to say who allocates it: kube-scheduler or vgpu-controller. Other taints, of unavailable GPUs
+//! Taints each device that claims hold to say who allocates it: kube-scheduler or vgpu-controller. Monitors have no taint,
+//! because kube-scheduler allocates them in every mode. Other taints, of unavailable GPUs
 //! and faults, come with the wanted devices, and keep the time that the API server gave them.
 //!
 //! ```text
@@ -18,6 +19,7 @@
 //! removes it once every device is published without one. While it exists, devices that are published again in
 //! scheduler mode start as `released`.
 
+use crate::publish::slice::is_held;
 use k8s_openapi::api::resource::v1::{Device, DeviceTaint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
@@ -100,7 +102,7 @@ impl Taints {
             until: None,
         };
         let mut seen = BTreeMap::new();
-        for device in tainted.devices.iter_mut().flatten().filter(|device| is_shared(device)) {
+        for device in tainted.devices.iter_mut().flatten().filter(|device| is_held(device)) {
             let stored = stored.get(&*device.name).copied();
             // Devices that are written back as they are stored have it already.
             if let Some(taints) = &mut device.taints {
@@ -151,7 +153,7 @@ impl Taints {
     /// the controller's a moment ago.
     pub fn confirm_stored(&mut self, stored: &[Device]) {
         let is_over = || {
-            let mut shared = stored.iter().filter(|device| is_shared(device)).peekable();
+            let mut shared = stored.iter().filter(|device| is_held(device)).peekable();
             shared.peek().is_some() && shared.all(|device| of_allocator(device).is_none())
         };
         if self.allocator == Allocator::Scheduler && self.mark.is_there && is_over() {
@@ -162,7 +164,7 @@ impl Taints {
     /// Returns true if the API server kept the taint on every device of `stored` that should have it.
     #[must_use]
     pub fn are_kept(&self, stored: &[Device]) -> bool {
-        let mut shared = stored.iter().filter(|device| is_shared(device));
+        let mut shared = stored.iter().filter(|device| is_held(device));
         self.allocator == Allocator::Scheduler || shared.all(|device| of_allocator(device).is_some())
     }
 }
@@ -196,12 +198,6 @@ impl Mark {
             Err(error) => tracing::warn!("cannot remove {}: {error}", self.path.display()),
         }
     }
-}
-
-/// Returns true for a device whose parts claims allocate. Monitors have no taint: kube-scheduler allocates
-/// them in every mode.
-fn is_shared(device: &Device) -> bool {
-    device.allow_multiple_allocations == Some(true)
 }
 
 fn of_allocator(device: &Device) -> Option<&DeviceTaint> {

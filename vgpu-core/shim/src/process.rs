@@ -268,10 +268,11 @@ impl Devices {
 
     fn of(gpus: &[Gpu], ordinal: c_int) -> Option<(c_int, usize)> {
         let (mut device, mut uuid) = (0, [0_u8; 16]);
-        let get_uuid = if real::has(crate::names::slot::cuDeviceGetUuid) {
-            real!(cuDeviceGetUuid(*mut c_void, c_int))
-        } else {
+        // Of an instance of a GPU in MIG mode, the first version has the UUID of the GPU. Drivers before 11.4 lack the second.
+        let get_uuid = if real::has(crate::names::slot::cuDeviceGetUuid_v2) {
             real!(cuDeviceGetUuid_v2(*mut c_void, c_int))
+        } else {
+            real!(cuDeviceGetUuid(*mut c_void, c_int))
         };
         // SAFETY: device and the 16 bytes of the UUID may be written.
         let result = unsafe {
@@ -282,8 +283,12 @@ impl Devices {
         };
         (result == 0).then_some(())?;
         let uuid = uuid_text(uuid);
-        let gpu = gpus.iter().position(|gpu| gpu.uuid.eq_ignore_ascii_case(&uuid))?;
-        Some((device, gpu))
+        let is_it = |gpu: &Gpu| {
+            gpu.uuid
+                .split_once('-')
+                .is_some_and(|(_, digits)| digits.eq_ignore_ascii_case(&uuid))
+        };
+        Some((device, gpus.iter().position(is_it)?))
     }
 
     /// Returns the real device of virtual ordinal `device`.
@@ -322,10 +327,11 @@ impl Devices {
     }
 }
 
+/// A UUID without the prefix, `GPU-` or `MIG-`, which CUDA does not say.
 fn uuid_text(bytes: [u8; 16]) -> String {
-    let mut text = String::from("GPU");
+    let mut text = String::new();
     for (index, byte) in bytes.iter().enumerate() {
-        if matches!(index, 0 | 4 | 6 | 8 | 10) {
+        if matches!(index, 4 | 6 | 8 | 10) {
             text.push('-');
         }
         text.push_str(&format!("{byte:02x}"));

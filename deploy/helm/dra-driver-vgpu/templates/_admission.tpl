@@ -15,7 +15,7 @@ deploy/admission-cases test both.
 {{- $spec := index . 3 }}
 {{- $derived := $root.Values.admission.derivedClasses }}
 {{- $fractions := concat (list "vgpu") $derived }}
-{{- $fixed := list "gpu" "vgpu-monitor" "vgpu-slot" }}
+{{- $fixed := list "gpu" "vgpu-mig" "vgpu-monitor" "vgpu-slot" }}
 {{- $foreign := list }}
 {{- range $root.Values.admission.foreignClasses }}
 {{- if not (has . (concat $fractions $fixed)) }}{{ $foreign = append $foreign . }}{{ end }}
@@ -103,7 +103,7 @@ spec:
         variables.asks.map(r, r.map(a,
           a.ask.deviceClassName == 'vgpu-monitor' && a.ask.?adminAccess.orValue(false) == false
           ? a.at + '.adminAccess: class vgpu-monitor is for administrative access only; set adminAccess: true, in a namespace with the label resource.kubernetes.io/admin-access: "true"'
-          : (a.ask.deviceClassName in variables.fractions || a.ask.deviceClassName in ['gpu', 'vgpu-slot']) && a.ask.?adminAccess.orValue(false)
+          : (a.ask.deviceClassName in variables.fractions || a.ask.deviceClassName in ['gpu', 'vgpu-mig', 'vgpu-slot']) && a.ask.?adminAccess.orValue(false)
           ? a.at + '.adminAccess: true is for class vgpu-monitor; use that class to monitor GPUs, or remove the field'
           : ''))
 

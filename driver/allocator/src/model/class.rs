@@ -55,12 +55,17 @@ impl From<Read> for DeviceClass {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Selected {
     /// Devices of our driver, by [`TYPES`].
-    ours: [bool; 3],
+    ours: [bool; 4],
     /// Devices of any other driver.
     others: bool,
 }
 
-const TYPES: [&str; 3] = [device_type::GPU, device_type::SLOT, device_type::MONITOR];
+const TYPES: [&str; 4] = [
+    device_type::GPU,
+    device_type::SLOT,
+    device_type::MIG,
+    device_type::MONITOR,
+];
 
 impl DeviceClass {
     /// Returns true if it selects devices of our driver and of no other, whatever else its selectors ask for. A class that
@@ -73,15 +78,15 @@ impl DeviceClass {
         }
     }
 
-    /// Returns true if a request for it may get a share of one of our GPUs. Monitors hold nothing. A class whose selectors
+    /// Returns true if a request for it may get a share of one of our GPUs, or an instance. Monitors hold nothing. A class whose selectors
     /// cannot be decoded may select any device.
     #[must_use]
     pub fn may_give_shares(&self) -> bool {
         let is_named_ours = self.unreadable.is_some() && self.is_ours();
-        is_named_ours || matches!(self.selected.ours, [true, ..] | [_, true, _])
+        is_named_ours || matches!(self.selected.ours, [true, ..] | [_, true, ..] | [_, _, true, _])
     }
 
-    /// The type of the devices of ours that it selects; of several, the first of GPU, slot and monitor.
+    /// The type of the devices of ours that it selects; of several, the first of GPU, slot, instance and monitor.
     #[must_use]
     pub fn device_type(&self) -> &'static str {
         let mut types = TYPES.into_iter().zip(self.selected.ours);
@@ -128,7 +133,7 @@ impl Selected {
         let is_undecided = others == Some(false) || (others.is_none() && !is_compiled);
         let is_guarded = !ours.contains(&true) && is_undecided && selectors.iter().any(names_driver);
         Self {
-            ours: if is_guarded { [true; 3] } else { ours },
+            ours: if is_guarded { [true; 4] } else { ours },
             others: others == Some(true),
         }
     }

@@ -28,6 +28,9 @@ impl std::fmt::Display for RequestText<'_> {
         if class.device_type() == types::SLOT {
             return f.write_str("a slot of a GPU");
         }
+        if class.device_type() == types::MIG {
+            return f.write_str("an instance of a GPU in MIG mode");
+        }
         if class.metadata.name == class::GPU {
             return f.write_str("a whole GPU");
         }

@@ -42,6 +42,7 @@ impl Node {
                 here: config.driver_root.clone(),
                 host: config.driver_root_host.clone(),
                 sys: config.sys.clone(),
+                proc: "/proc".into(),
                 soft_gpu_state: config.soft_gpu_state.clone(),
             }),
             dirs: ClaimDirs::new(config.claims_dir.clone(), config.ledger_tmpfs),

@@ -119,7 +119,10 @@ impl NodeRecords {
         VgpuNodeStatus {
             as_of: time(now),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            gpu_count: self.gpus.as_ref().map(|gpus| count(gpus.len())),
+            gpu_count: self.gpus.as_ref().map(|gpus| {
+                let whole = gpus.iter().filter(|of| of.gpu.mig.is_none());
+                count(whole.count())
+            }),
             share_count: count(shares.len()),
             without_claim: self.unclaimed.is_some().then(|| {
                 let without = shares.iter().filter(|share| share.without_claim);
@@ -188,10 +191,11 @@ impl ShareRecord {
 // === impl GpuRecords ===
 
 impl GpuRecords {
-    /// Returns the memory of the largest share that fits now.
+    /// Returns the memory of the largest share that fits now; no share is a part of an instance.
     fn largest_free(&self) -> u64 {
         let free = self.gpu.memory.saturating_sub(self.held.memory) / MEMORY_STEP * MEMORY_STEP;
-        let fits = self.has_place && self.problem.is_none() && free >= MEMORY_MIN;
+        let can_share = self.has_place && self.gpu.mig.is_none();
+        let fits = can_share && self.problem.is_none() && free >= MEMORY_MIN;
         if fits { free } else { 0 }
     }
 

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 use tokio::sync::watch;
+use vgpu_node::driver_limit::DriverLimit;
 
 /// The part's name in [`Readiness`].
 pub const PART: &str = "gpus";
@@ -127,6 +128,11 @@ impl Scans {
                 None if self.last.is_none() => return want(outputs, Wanted::Silent),
                 None => list.gpus.retain(|gpu| self.gpus.has(&gpu.uuid)),
             }
+            // Neither is asked of instances: a default is reserved for each context, and the driver limits no cgroup there.
+            list.gpus.extend(list.instances.drain(..).map(|instance| Gpu {
+                driver_limit: Some(DriverLimit::None("its GPU is in MIG mode".into())),
+                ..instance
+            }));
         }
         let is_late = matches!(seen, Err(Error::Late(_)));
         // A driver that is slow is not being replaced.

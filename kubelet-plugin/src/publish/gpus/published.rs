@@ -10,6 +10,8 @@
 //! Failure modes:
 //! - A driver that does not answer: every GPU is tainted, and none stops being published, because nothing is known of it.
 //!   A GPU that was lost before stays lost: a question that failed is no recovery.
+//! - An instance that was destroyed is lost as a GPU is. Another one may come in its place under the same UUID: it is
+//!   published once the former one is not any more.
 //! - A GPU that one scan misses is back at the next: it was tainted for some seconds, and nobody lost it.
 //! - A Prepare that hung for a minute, in which its GPU was lost and unpublished: once it has ended the GPU is held, and is
 //!   published again, as lost.
@@ -115,7 +117,14 @@ impl Published {
 
 impl Known {
     fn apply(&mut self, list: &List, now: Instant) {
-        if let Some(found) = list.gpus.iter().find(|gpu| gpu.uuid == self.gpu.uuid) {
+        let found = list.gpus.iter().find(|gpu| gpu.uuid == self.gpu.uuid);
+        if let Some(mig) = found.and_then(|found| found.mig.as_ref())
+            && self.gpu.mig.as_ref().is_none_or(|known| known.profile != mig.profile)
+        {
+            // An instance made in the same place has the same UUID. Claims have been allocated by the former one's size.
+            return self.mark(Unavailable::Replaced(mig.profile.clone()), now);
+        }
+        if let Some(found) = found {
             self.gpu = Gpu {
                 // Claims may have been allocated by the published size.
                 memory: self.gpu.memory,
@@ -170,7 +179,7 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::publish::inventory::tests::gpu;
+    use crate::publish::inventory::tests::{gpu, instance};
 
     fn list(gpus: &[Gpu]) -> List {
         List {
@@ -289,6 +298,26 @@ mod tests {
         assert_eq!(taints(&published), [(0, "mig"), (1, "")]);
         published.apply(Ok(&list(&[])), &[], Instant::now());
         assert_eq!(taints(&published), [(0, "lost"), (1, "lost")]);
+    }
+
+    /// UUIDs of instances depend on their place alone, so another profile may come back under the same one.
+    #[test]
+    fn an_instance_that_another_one_replaces_is_unpublished_before_that_one_is_published() {
+        let uuid = "MIG-aaaabbbb-1111-5222-8333-444455556666";
+        let half = instance(0, uuid);
+        let mut eighth = half.clone();
+        eighth.memory = 9_984 << 20;
+        eighth.mig.as_mut().expect("an instance").profile = "1g.10gb".into();
+        let start = Instant::now();
+        let mut published = Published::new(vec![half.clone()]);
+        published.apply(Ok(&list(&[eighth.clone()])), &[], start);
+        let memory = |published: &Published| published.inventory().by_index()[0].1.memory;
+        assert_eq!(
+            (taints(&published), memory(&published)),
+            (vec![(0, "replaced")], half.memory)
+        );
+        published.apply(Ok(&list(&[eighth.clone()])), &[], start + UNPUBLISHED_AFTER);
+        assert_eq!((taints(&published), memory(&published)), (vec![(0, "")], eighth.memory));
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub enum Unavailable {
     /// The driver's list lacks the GPU. The text is the driver's reason, if it gave one.
     Lost(String),
     Mig,
+    /// An instance with this profile has come in place of this one, under the same UUID.
+    Replaced(String),
     /// The driver does not answer, for this reason.
     Silent(String),
 }
@@ -82,7 +84,7 @@ pub struct Remarks {
 /// The kind of a published device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device<'a> {
-    /// A shareable GPU.
+    /// A GPU whose parts claims have, or an instance, which one claim has whole.
     Gpu(&'a Gpu),
     /// A GPU's monitor, for admin access.
     Monitor(&'a Gpu),
@@ -113,6 +115,7 @@ impl Unavailable {
         match self {
             Self::Lost(_) => "lost",
             Self::Mig => "mig",
+            Self::Replaced(_) => "replaced",
             Self::Silent(_) => "silent",
         }
     }
@@ -121,6 +124,10 @@ impl Unavailable {
     #[must_use]
     pub fn text(&self, uuid: &str) -> String {
         match self {
+            Self::Lost(why) if why.is_empty() && uuid.starts_with(OF_INSTANCE) => format!(
+                "instance {uuid} is not in the driver's list any more: it was destroyed, or MIG mode was switched off; look \
+                 at nvidia-smi -L on the node"
+            ),
             Self::Lost(why) if why.is_empty() => {
                 format!("GPU {uuid} is not in the driver's list any more; check nvidia-smi and dmesg on the node")
             }
@@ -129,6 +136,10 @@ impl Unavailable {
                 let (uuid, instances) = (uuid.to_owned(), Vec::new());
                 gpus::Error::Mig { uuid, instances }.to_string()
             }
+            Self::Replaced(profile) => format!(
+                "instance {uuid} was destroyed, and one with profile {profile} is in its place; delete the pods whose claims \
+                 have the former one, and the new one is published a minute later"
+            ),
             Self::Silent(why) => format!("the NVIDIA driver does not answer: {why}"),
         }
     }
@@ -137,7 +148,7 @@ impl Unavailable {
 // === impl Inventory ===
 
 impl Inventory {
-    /// Names each GPU `gpu-` and the first eight hex digits of its UUID, because an index may change with the
+    /// Names each GPU `gpu-`, and each instance `mig-`, and the first eight hex digits of its UUID, because an index may change with the
     /// next reboot. If names collide, they get the whole UUID.
     #[must_use]
     pub fn new(gpus: Vec<Gpu>) -> Self {
@@ -179,17 +190,22 @@ impl Inventory {
     /// Returns the inventory with these faults.
     #[must_use]
     pub fn with_faults(mut self, faults: &Faults) -> Self {
-        let is_listed = |uuid: &str| self.gpus.values().any(|gpu| gpu.uuid == uuid);
+        let is_of = |gpu: &Gpu, uuid: &str| gpu.uuid == uuid || gpu.mig.as_ref().is_some_and(|mig| mig.parent == uuid);
+        let is_listed = |uuid: &str| self.gpus.values().any(|gpu| is_of(gpu, uuid));
         let own = faults.iter().filter(|(uuid, _)| is_listed(uuid));
         self.faults = own.map(|(uuid, faults)| (uuid.clone(), faults.clone())).collect();
         self
     }
 
-    /// The faults of the GPU with this UUID. They refuse no claim that was allocated already, or that
-    /// tolerates the taint.
+    /// The faults of the GPU with this UUID, or of an instance's GPU. They refuse no claim that was allocated already, or
+    /// that tolerates the taint.
     #[must_use]
     pub fn faults(&self, uuid: &str) -> &[Fault] {
-        self.faults.get(uuid).map_or(&[], Vec::as_slice)
+        let parent = self
+            .gpu(uuid)
+            .and_then(|gpu| gpu.mig.as_ref())
+            .map(|mig| mig.parent.as_str());
+        self.faults.get(parent.unwrap_or(uuid)).map_or(&[], Vec::as_slice)
     }
 
     /// Why new claims are kept away from the GPU with this UUID: a sentence for each reason.
@@ -221,7 +237,7 @@ impl Inventory {
     #[must_use]
     pub fn by_index(&self) -> Vec<(&str, &Gpu)> {
         let mut all: Vec<_> = self.gpus.iter().map(|(name, gpu)| (name.as_str(), gpu)).collect();
-        all.sort_by_key(|(_, gpu)| gpu.index);
+        all.sort_by_key(|(_, gpu)| (gpu.index, gpu.mig.as_ref().map(|mig| mig.index)));
         all
     }
 
@@ -231,7 +247,7 @@ impl Inventory {
             return Some(Device::Gpu(gpu));
         }
         let gpu = self.gpus.get(name.strip_suffix(MONITOR_SUFFIX)?)?;
-        Some(Device::Monitor(gpu))
+        gpu.mig.is_none().then_some(Device::Monitor(gpu))
     }
 
     #[must_use]
@@ -250,25 +266,32 @@ impl Inventory {
     }
 }
 
+/// The beginning of an instance's UUID.
+const OF_INSTANCE: &str = "MIG-";
+
 fn short_name(uuid: &str) -> String {
     let digits = uuid_digits(uuid);
-    label(digits.get(..8).unwrap_or(&digits))
+    label(uuid, digits.get(..8).unwrap_or(&digits))
 }
 
 /// At most 40 bytes, which leaves room for the suffix in a DNS label.
 fn long_name(uuid: &str) -> String {
     let digits = uuid_digits(uuid);
-    label(digits.get(..48).unwrap_or(&digits))
+    label(uuid, digits.get(..48).unwrap_or(&digits))
 }
 
 /// A DNS label must not end with a dash.
-fn label(digits: &str) -> String {
-    format!("gpu-{digits}").trim_end_matches('-').to_owned()
+fn label(uuid: &str, digits: &str) -> String {
+    let kind = if uuid.starts_with(OF_INSTANCE) { "mig" } else { "gpu" };
+    format!("{kind}-{digits}").trim_end_matches('-').to_owned()
 }
 
 /// A UUID without its prefix and without characters that a device name must not have.
 fn uuid_digits(uuid: &str) -> String {
-    let bare = uuid.strip_prefix("GPU-").unwrap_or(uuid).to_ascii_lowercase();
+    let bare = ["GPU-", OF_INSTANCE]
+        .into_iter()
+        .find_map(|prefix| uuid.strip_prefix(prefix));
+    let bare = bare.unwrap_or(uuid).to_ascii_lowercase();
     bare.chars()
         .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
         .collect()
@@ -308,6 +331,44 @@ pub(crate) mod tests {
             driver_limit: None,
             mig: None,
         }
+    }
+
+    /// The instance of GPU `index` with this UUID.
+    pub(crate) fn instance(index: u32, uuid: &str) -> Gpu {
+        Gpu {
+            uuid: uuid.into(),
+            memory: 40_448 << 20,
+            nvlink_clique: None,
+            mig: Some(gpus::Instance {
+                parent: gpu(index).uuid,
+                index: 1,
+                profile: "3g.40gb".into(),
+                gpu_instance: 2,
+                compute_instance: 0,
+                placement: Some(gpus::Placement { start: 4, size: 4 }),
+                multiprocessors: 60,
+            }),
+            ..gpu(index)
+        }
+    }
+
+    #[test]
+    fn an_instance_has_a_name_of_its_own_no_monitor_and_the_faults_of_its_gpu() {
+        let uuid = "MIG-aaaabbbb-1111-5222-8333-444455556666";
+        let inventory = Inventory::new(vec![instance(1, uuid), gpu(0)]);
+        assert!(matches!(inventory.device("mig-aaaabbbb"), Some(Device::Gpu(found)) if found.uuid == uuid));
+        assert_eq!(inventory.device("mig-aaaabbbb-monitor"), None);
+        let fault = Fault {
+            reason: Reason::Xid,
+            value: "79".into(),
+            blocks: true,
+        };
+        let inventory = inventory.with_faults(&Faults::from([(gpu(1).uuid, vec![fault.clone()])]));
+        assert_eq!(
+            (inventory.faults(uuid), inventory.faults(&gpu(0).uuid)),
+            (&[fault][..], &[][..])
+        );
+        assert_eq!(inventory.problem(uuid), Some("xid"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod driver_limit;
 mod exhaustion;
 mod full_disk;
 mod metadata;
+mod mig;
 mod model;
 mod pages;
 mod rebuild;

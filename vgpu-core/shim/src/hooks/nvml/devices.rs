@@ -1,4 +1,5 @@
-//! NVML's list of devices: only GPUs in which this process has a share, in NVML's order.
+//! NVML's list of devices: only GPUs in which this process has a share, in NVML's order; then instances of GPUs in MIG mode,
+//! which NVML itself lists below their GPU alone.
 
 use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::nvml::list::{fill, keep};
@@ -6,6 +7,7 @@ use crate::out::put;
 use crate::process::{NvmlDevice, Ready};
 use crate::real::real;
 use core::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::CString;
 use std::sync::atomic::Ordering;
 
 pub(crate) fn init(ready: &'static Ready, next: impl FnOnce() -> c_int) -> c_int {
@@ -59,7 +61,20 @@ fn enumerate(ready: &'static Ready) -> Vec<NvmlDevice> {
     if unsafe { real!(nvmlDeviceGetCount_v2)(&mut count) } != NVML_SUCCESS {
         return Vec::new();
     }
-    (0..count).filter_map(|index| of(ready, index)).collect()
+    let gpus = (0..count).filter_map(|index| of(ready, index));
+    let instances = ready.gpus.iter().enumerate();
+    let instances = instances.filter_map(|(gpu, known)| instance(&known.uuid).map(|handle| NvmlDevice { handle, gpu }));
+    gpus.chain(instances).collect()
+}
+
+/// The handle of an instance; None if the UUID is a GPU's, or the instance is gone.
+fn instance(uuid: &str) -> Option<usize> {
+    let (text, mut handle) = (CString::new(uuid).ok()?, 0_usize);
+    // SAFETY: a C string, and a handle to be written.
+    let result = uuid
+        .starts_with("MIG-")
+        .then(|| unsafe { real!(nvmlDeviceGetHandleByUUID(*const c_char, *mut usize))(text.as_ptr(), &mut handle) });
+    (result == Some(NVML_SUCCESS)).then_some(handle)
 }
 
 fn of(ready: &'static Ready, index: c_uint) -> Option<NvmlDevice> {

@@ -1,0 +1,105 @@
+//! Claims of instances of a GPU in MIG mode, on the software GPU's capability nodes.
+
+use super::*;
+use crate::publish::inventory::Unavailable;
+use crate::publish::inventory::tests::instance;
+use serde_json::Value;
+
+const UUID: &str = "MIG-aaaabbbb-1111-5222-8333-444455556666";
+
+/// A claim with the instance.
+fn of_instance(uid: &str) -> (ClaimId, ResourceClaim) {
+    let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu", "device": "mig-aaaabbbb"});
+    let claim = json!({"metadata": {"name": format!("claim-{uid}"), "namespace": "d", "uid": uid}, "spec": {},
+        "status": {"allocation": {"devices": {"results": [result]}}}});
+    (id(uid), serde_json::from_value(claim).expect("a claim"))
+}
+
+/// A node with the instance, whose capability nodes are there.
+fn node_on(rig: &Rig) -> Node {
+    let of_kernel = rig.path("soft/proc/driver/nvidia/capabilities/gpu0/mig/gi2");
+    std::fs::create_dir_all(of_kernel.join("ci0")).expect("a folder");
+    for (access, minor) in [("access", 21), ("ci0/access", 22)] {
+        std::fs::write(of_kernel.join(access), format!("DeviceFileMinor: {minor}\n")).expect("written");
+    }
+    let mut node = rig.open();
+    node.set_inventory(Ok(Inventory::new(vec![gpu(1), instance(0, UUID)])));
+    node
+}
+
+fn spec(rig: &Rig, uid: &str) -> Value {
+    let text = std::fs::read(rig.path(&format!("cdi/dra.vgpu-claim_{uid}.json"))).expect("a CDI file");
+    serde_json::from_slice(&text).expect("JSON")
+}
+
+#[test]
+fn a_claim_of_an_instance_gets_its_capability_nodes_and_its_memory_as_the_limit() {
+    on_each_file_system("a_claim_of_an_instance_gets_its_capability_nodes", |rig| {
+        let mut node = node_on(rig);
+        let prepared = prepare(&mut node, of_instance("u1")).expect("prepared");
+        assert_eq!(
+            (prepared[0].device.as_str(), &prepared[0].share_id),
+            ("mig-aaaabbbb", &None)
+        );
+        let spec = spec(rig, "u1");
+        let edits = &spec["devices"][0]["containerEdits"];
+        let mounts = edits["mounts"].as_array().expect("mounts").iter();
+        let places = mounts.map(|mount| mount["containerPath"].as_str().expect("a path"));
+        let caps: Vec<&str> = places.filter(|path| path.starts_with("/dev/nvidia-caps/")).collect();
+        assert_eq!(caps, ["/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]);
+        let variables = spec["containerEdits"]["env"].as_array().expect("variables");
+        assert!(
+            variables.contains(&"NVIDIA_VISIBLE_DEVICES=void".into()),
+            "{variables:?}"
+        );
+        assert!(
+            variables.contains(&"SOFT_GPU_CAPS=/dev/nvidia-caps".into()),
+            "{variables:?}"
+        );
+        let limits = std::fs::read_to_string(rig.path("run/claims/u1/mig-aaaabbbb/limits")).expect("limits");
+        assert!(limits.contains(&format!("gpu {UUID}\n")), "{limits}");
+        assert!(limits.contains(&format!("memory {}\n", 40_448_u64 << 20)), "{limits}");
+    });
+}
+
+#[test]
+fn an_instance_is_prepared_for_one_claim_and_free_again_after_it_also_over_a_restart() {
+    on_each_file_system("an_instance_is_prepared_for_one_claim", |rig| {
+        prepare(&mut node_on(rig), of_instance("u1")).expect("prepared");
+        let mut node = node_on(rig);
+        prepare(&mut node, of_instance("u1")).expect("prepared before");
+        let refused = prepare(&mut node, of_instance("u2"))
+            .expect_err("it is taken")
+            .to_string();
+        assert!(
+            refused.contains("mig-aaaabbbb") && refused.contains("memory"),
+            "{refused}"
+        );
+        unprepare(&mut node, "u1").expect("unprepared");
+        prepare(&mut node, of_instance("u2")).expect("free");
+        unprepare(&mut node, "u2").expect("unprepared");
+        assert_eq!(rig.leftovers(), [""; 0]);
+    });
+}
+
+#[test]
+fn an_instance_that_is_gone_or_has_no_nodes_is_refused_with_the_reason() {
+    let rig = Rig::new(false);
+    let mut node = node_on(&rig);
+    let gone = BTreeMap::from([(UUID.to_owned(), Unavailable::missing(None))]);
+    let all = vec![gpu(1), instance(0, UUID)];
+    node.set_inventory(Ok(Inventory::with_unavailable(all.clone(), gone)));
+    let refused = prepare(&mut node, of_instance("u1")).expect_err("gone").to_string();
+    assert!(
+        refused.contains(UUID) && refused.contains("it was destroyed"),
+        "{refused}"
+    );
+    node.set_inventory(Ok(Inventory::new(all)));
+    std::fs::remove_dir_all(rig.path("soft/proc")).expect("removed");
+    let refused = prepare(&mut node, of_instance("u1")).expect_err("no nodes").to_string();
+    assert!(
+        refused.contains("gpu0/mig/gi2/access") && refused.contains("nvidia-smi -L"),
+        "{refused}"
+    );
+    assert_eq!(rig.leftovers(), [""; 0]);
+}
