@@ -42,6 +42,7 @@ fn main() -> Result<()> {
         here: root.join("driver"),
         host: "/driver".into(),
         sys: "/sys".into(),
+        proc: "/proc".into(),
         soft_gpu_state: Some(SOFT_GPU.into()),
     };
     let gpu = first_gpu(&root.join("driver/usr/lib/x86_64-linux-gnu").join(LIBNVIDIA_ML))?;

@@ -74,6 +74,7 @@ fn read(root: &Path) -> Driver {
         here: root.to_path_buf(),
         host: "/run/nvidia/driver".into(),
         sys: root.join("sys"),
+        proc: root.join("proc"),
         soft_gpu_state: None,
     };
     root.read().expect("a driver")

@@ -69,6 +69,7 @@ fn install(root: &Path) -> Root {
         here,
         host: "/driver".into(),
         sys: "/sys".into(),
+        proc: "/proc".into(),
         soft_gpu_state: Some("/run/soft-gpu".into()),
     }
 }

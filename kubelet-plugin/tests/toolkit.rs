@@ -202,6 +202,7 @@ fn given(root: &Path) -> BTreeSet<String> {
         here: root.to_path_buf(),
         host: "/run/nvidia/driver".into(),
         sys: root.join("sys"),
+        proc: root.join("proc"),
         soft_gpu_state: None,
     };
     let driver = here.read().expect("a driver");
