@@ -71,6 +71,8 @@ translate.namespaces=all | namespaces
 plugin.contextReserve=some | /plugin/contextReserve
 gpuMemory.NVIDIA GB10=96GB | /gpuMemory/NVIDIA GB10
 gpuMemory.NVIDIA GB10=96 | /gpuMemory/NVIDIA GB10
+mig.instances=some | /mig/instances
+mig.shares=true | /mig
 # The plugin does not start with one that does not fit in 64 bits; 10Ti is more than any GPU has.
 plugin.contextReserve=99999999999999999999Ti | /plugin/contextReserve
 plugin.contextReserve=99999999999999 | /plugin/contextReserve
@@ -308,6 +310,24 @@ fn device_classes_select_a_type_that_exists() {
         let known = ["gpu", "mig", "monitor"].map(|kind| format!(".type == \"{kind}\""));
         assert!(known.iter().any(|end| expression.ends_with(end)), "{expression}");
     }
+    let shared = render(&helm, &["mig.instances=shared"]).expect("rendered");
+    let selector = |name: &str| {
+        let class = shared
+            .iter()
+            .find(|object| object["kind"] == "DeviceClass" && object["metadata"]["name"] == name);
+        class.expect("a class")["spec"]["selectors"][0]["cel"]["expression"].clone()
+    };
+    let of = |kind: &str| format!("device.attributes[\"dra.vgpu\"].type == \"{kind}\"");
+    let expected = format!(
+        "device.driver == \"dra.vgpu\" && ({} || {} && device.allowMultipleAllocations)",
+        of("gpu"),
+        of("mig")
+    );
+    assert_eq!(selector("vgpu"), expected.as_str());
+    assert_eq!(
+        selector("vgpu-mig"),
+        format!("device.driver == \"dra.vgpu\" && {}", of("mig")).as_str()
+    );
 }
 
 /// All rights of the chart's role of this kind and name, as `group/resource: verbs`.

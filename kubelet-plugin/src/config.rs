@@ -4,6 +4,7 @@
 //! can run the whole plugin in its own folder.
 
 use crate::dra::instance::Folders;
+use crate::publish::slice::Sharing;
 use crate::publish::taints::Allocator;
 use crate::text::is_dns_subdomain;
 use clap::{Parser, ValueEnum};
@@ -45,6 +46,9 @@ pub struct Flags {
     /// Largest number of claims that share one GPU
     #[arg(long, default_value_t = 64)]
     pub shares: u32,
+    /// Whether claims take instances of GPUs in MIG mode whole, or share them as they share GPUs
+    #[arg(long, value_enum, default_value_t)]
+    pub mig_instances: MigInstances,
     /// Kubelet's root folder
     #[arg(long, default_value = "/var/lib/kubelet")]
     pub kubelet_root: PathBuf,
@@ -98,6 +102,16 @@ pub struct Flags {
     pub ledger_tmpfs: bool,
 }
 
+/// How claims take instances of GPUs in MIG mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum MigInstances {
+    /// One claim has an instance.
+    #[default]
+    Whole,
+    /// Several claims have parts of its memory and time.
+    Shared,
+}
+
 /// What happens when a share is over its limit of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OnBreach {
@@ -131,6 +145,7 @@ pub struct Config {
     pub library_dir: PathBuf,
     pub library_store: PathBuf,
     pub shares: u32,
+    pub mig_instances: MigInstances,
     pub kubelet_root: PathBuf,
     pub claims_dir: PathBuf,
     pub gpus_dir: PathBuf,
@@ -251,6 +266,7 @@ impl Flags {
             library_dir: self.library_dir,
             library_store: self.library_store,
             shares: self.shares,
+            mig_instances: self.mig_instances,
             claims_dir: self.run_dir.join("claims"),
             gpus_dir: self.run_dir.join("gpus"),
             driver_limits_dir: self.run_dir.join("driver-limits"),
@@ -334,6 +350,15 @@ impl Config {
     #[must_use]
     pub fn pools(&self) -> Pools {
         Pools::of(&self.node_name)
+    }
+
+    /// How claims share this node's devices.
+    #[must_use]
+    pub fn sharing(&self) -> Sharing {
+        Sharing {
+            shares: self.shares,
+            of_instances: self.mig_instances == MigInstances::Shared,
+        }
     }
 }
 

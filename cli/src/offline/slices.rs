@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use vgpu_api::slice::{self, MAX_DEVICES};
-use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, Pools, device_type};
+use vgpu_api::{DRIVER_NAME, INSTANCE_PREFIX, MONITOR_SUFFIX, Pools, device_type};
 
 use super::documents::Documents;
 use super::{OfflineError, print, say, status, yaml};
@@ -202,14 +202,25 @@ fn number(known: &mut BTreeMap<String, usize>, name: String) -> usize {
 fn template(mut device: Value, numbers: &mut Numbers) -> Value {
     let name = device["name"].as_str().unwrap_or_default();
     let gpu = name.strip_suffix(MONITOR_SUFFIX).unwrap_or(name).to_owned();
-    let suffix = name.strip_prefix(&gpu).unwrap_or_default().to_owned();
-    device["name"] = format!("gpu-{}{suffix}", number(&mut numbers.gpus, gpu)).into();
+    let mut suffix = name.strip_prefix(&gpu).unwrap_or_default().to_owned();
+    // `mig-UUID-PROFILE-START`
+    let instance = name.strip_prefix(INSTANCE_PREFIX).and_then(|rest| rest.split_once('-'));
+    let prefix = match instance {
+        Some((_, profile_and_start)) => {
+            suffix = format!("-{profile_and_start}");
+            INSTANCE_PREFIX
+        }
+        None => "gpu-",
+    };
+    device["name"] = format!("{prefix}{}{suffix}", number(&mut numbers.gpus, gpu)).into();
     if let Some(clique) = device.pointer_mut("/attributes/nvlinkClique") {
         let of_machine = clique["string"].as_str().unwrap_or_default().to_owned();
         *clique = json!({"string": format!("clique-{}", number(&mut numbers.cliques, of_machine))});
     }
-    if let Some(uuid) = device.pointer_mut("/attributes/uuid") {
-        *uuid = json!({"string": NO_UUID});
+    for uuid in ["/attributes/uuid", "/attributes/parentUUID"] {
+        if let Some(uuid) = device.pointer_mut(uuid) {
+            *uuid = json!({"string": NO_UUID});
+        }
     }
     if let Some(fields) = device.as_object_mut() {
         fields.remove("taints");
@@ -259,6 +270,9 @@ fn attributes(kind: &str, product: &Product, index: u32, flags: &SlicesFlags) ->
     let mut known = json!({
         "type": {"string": kind},
         "uuid": {"string": NO_UUID},
+        "parentUUID": {"string": NO_UUID},
+        "profile": {"string": "none"},
+        "placement": {"string": "none"},
         "index": {"int": index},
         "productName": {"string": product.name},
         "brand": {"string": "Nvidia"},

@@ -57,6 +57,7 @@ pub mod advice {
             "recovery" => format!("the driver asks for the action {value}"),
             "lost" => "the driver does not list it any more".to_owned(),
             "mig" => "it is in MIG mode".to_owned(),
+            "overlap" => "claims have instances of it, or its GPU as a whole".to_owned(),
             "replaced" => "it was destroyed, and another instance is in its place".to_owned(),
             "silent" => "the driver does not answer, or is not asked".to_owned(),
             _ => return None,
@@ -76,39 +77,53 @@ pub struct PodRef {
 /// A GPU's monitor device has the GPU's device name with this suffix.
 pub const MONITOR_SUFFIX: &str = "-monitor";
 
-/// The names of a node's two pools. The cluster autoscaler compares the allocated devices of a pool with all of its devices,
-/// so monitor devices, which nobody allocates without admin access, must not be in the pool of the GPUs.
+/// The device of an instance of a GPU in MIG mode has a name with this prefix.
+pub const INSTANCE_PREFIX: &str = "mig-";
+
+/// The names of a node's pools. The cluster autoscaler compares the allocated devices of a pool with all of its devices, as if
+/// they were equal. So monitor devices, which nobody allocates without admin access, and instances, which are parts of GPUs,
+/// must not be in the pool of the GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pools {
     pub gpus: String,
+    pub instances: String,
     pub monitors: String,
 }
 
 impl Pools {
-    /// The longer of the two suffixes, which limits the length of a node's name.
+    /// The longest of the suffixes, which limits the length of a node's name.
     pub const LONGEST_SUFFIX: &str = "/vgpu-monitor";
 
     #[must_use]
     pub fn of(node: &str) -> Self {
         Self {
             gpus: format!("{node}/vgpu"),
+            instances: format!("{node}/vgpu-mig"),
             monitors: format!("{node}{}", Self::LONGEST_SUFFIX),
         }
+    }
+
+    #[must_use]
+    pub fn all(&self) -> [&str; 3] {
+        [&self.gpus, &self.instances, &self.monitors]
     }
 
     /// The pool of a device.
     #[must_use]
     pub fn of_device(&self, device: &str) -> &str {
-        match device.ends_with(MONITOR_SUFFIX) {
-            true => &self.monitors,
-            false => &self.gpus,
+        if device.ends_with(MONITOR_SUFFIX) {
+            &self.monitors
+        } else if device.starts_with(INSTANCE_PREFIX) {
+            &self.instances
+        } else {
+            &self.gpus
         }
     }
 
-    /// Returns true if `pool` is one of the two.
+    /// Returns true if `pool` is one of them.
     #[must_use]
     pub fn contains(&self, pool: &str) -> bool {
-        self.gpus == pool || self.monitors == pool
+        self.all().contains(&pool)
     }
 }
 

@@ -45,15 +45,31 @@ pub fn capacity(memory: u64, shares: u32) -> BTreeMap<String, DeviceCapacity> {
     ])
 }
 
-/// The capacity of an instance of a GPU, which one claim takes whole.
+/// The capacity of an instance of a GPU, which `shares` claims may share; None: one claim takes it whole.
 #[must_use]
-pub fn instance_capacity(memory: u64, multiprocessors: u32) -> BTreeMap<String, DeviceCapacity> {
-    let entry = |value: String| DeviceCapacity {
+pub fn instance_capacity(memory: u64, multiprocessors: u32, shares: Option<u32>) -> BTreeMap<String, DeviceCapacity> {
+    let whole = |value: String| DeviceCapacity {
         value: Quantity(value),
         request_policy: None,
     };
-    BTreeMap::from([
-        (MEMORY.to_owned(), entry(format_bytes(memory))),
-        (MULTIPROCESSORS.to_owned(), entry(multiprocessors.to_string())),
-    ])
+    let multiprocessors = whole(multiprocessors.to_string());
+    let Some(shares) = shares else {
+        return BTreeMap::from([
+            (MEMORY.to_owned(), whole(format_bytes(memory))),
+            (MULTIPROCESSORS.to_owned(), multiprocessors),
+        ]);
+    };
+    // Without a policy the first share would take all of them. They are there for selectors; cores divide the time.
+    let nothing = CapacityRequestPolicy {
+        default: Some(Quantity("0".into())),
+        valid_values: Some(vec![Quantity("0".into())]),
+        ..CapacityRequestPolicy::default()
+    };
+    let mut all = capacity(memory, shares);
+    let multiprocessors = DeviceCapacity {
+        request_policy: Some(nothing),
+        ..multiprocessors
+    };
+    all.insert(MULTIPROCESSORS.to_owned(), multiprocessors);
+    all
 }

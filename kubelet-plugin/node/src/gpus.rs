@@ -104,6 +104,20 @@ pub enum Error {
         /// Its instances, for the reader: profile, place and UUID of each.
         instances: Vec<String>,
     },
+    #[error(
+        "instance {uuid}: its GPU instance {gpu_instance} has {count} compute instances, and each has all of its memory; keep \
+         one of them (nvidia-smi mig -dci), or make a GPU instance for each"
+    )]
+    SeveralInstances {
+        uuid: String,
+        gpu_instance: u32,
+        count: usize,
+    },
+    #[error(
+        "GPU {gpu}: GPU instance {gpu_instance} has no compute instance, so no program can use it; make one (nvidia-smi mig \
+         -i {index} -gi {gpu_instance} -cci), or destroy it (nvidia-smi mig -i {index} -gi {gpu_instance} -dgi)"
+    )]
+    EmptyInstance { gpu: String, index: u32, gpu_instance: u32 },
     /// NVML has no figure of its memory, and no size is configured.
     #[error(
         "GPU {uuid}: the driver has no figure of the memory of {product:?}, which the GPU shares with the system; say how \
@@ -118,6 +132,31 @@ pub enum Error {
 // === impl Gpu ===
 
 impl Gpu {
+    /// Returns true if a program with one of the two reaches hardware of the other: a GPU and its instances, or two instances
+    /// with the same capability nodes, of which one came after the other.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        match (&self.mig, &other.mig) {
+            (None, None) => self.uuid == other.uuid,
+            (Some(mig), None) => mig.parent == other.uuid,
+            (None, Some(mig)) => mig.parent == self.uuid,
+            (Some(mig), Some(others)) => mig.place() == others.place(),
+        }
+    }
+
+    /// Returns true if no claim may have this device beside one that has `other`.
+    #[must_use]
+    pub fn is_excluded_by(&self, other: &Self) -> bool {
+        self.overlaps(other) && !self.is_same(other)
+    }
+
+    /// Returns true if it is the same GPU or instance. Another instance in the same place may have the same UUID.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let of = |gpu: &Self| gpu.mig.as_ref().map(|mig| (mig.profile.clone(), mig.placement));
+        self.uuid == other.uuid && self.overlaps(other) && of(self) == of(other)
+    }
+
     /// Returns true if the driver limits the memory of cgroups on this GPU.
     #[must_use]
     pub fn has_driver_limit(&self) -> bool {
@@ -283,24 +322,49 @@ fn read_one(asked: &Asked<'_>, index: u32, instances: &mut Vec<Result<Gpu, LeftO
     Ok((gpu, links))
 }
 
-/// An instance of `gpu`, with its properties, or why it cannot be read.
-fn one_of(gpu: &Gpu, found: Result<mig::Found, mig::Unreadable>) -> Result<Gpu, LeftOut> {
-    match found {
-        Ok(mig::Found { uuid, memory, instance }) => Ok(Gpu {
+/// An instance of `gpu`, with its properties, or why it is left out.
+fn one_of(gpu: &Gpu, found: Result<mig::Found, mig::Unusable>) -> Result<Gpu, LeftOut> {
+    let (uuid, why) = match found {
+        Ok(mig::Found { uuid, memory, instance }) => {
+            return Ok(Gpu {
+                uuid,
+                memory,
+                mig: Some(instance),
+                ..gpu.clone()
+            });
+        }
+        Err(mig::Unusable::Unreadable { uuid, field, reason }) => {
+            let (index, field) = (gpu.index, Cow::Owned(field));
+            (uuid, Error::Field { index, field, reason })
+        }
+        Err(mig::Unusable::Several {
             uuid,
-            memory,
-            mig: Some(instance),
-            ..gpu.clone()
-        }),
-        Err(mig::Unreadable { uuid, field, reason }) => Err(LeftOut {
-            uuid,
-            why: Error::Field {
-                index: gpu.index,
-                field: Cow::Owned(field),
-                reason,
-            },
-        }),
-    }
+            gpu_instance,
+            count,
+        }) => {
+            let named = uuid.clone();
+            (
+                Some(uuid),
+                Error::SeveralInstances {
+                    uuid: named,
+                    gpu_instance,
+                    count,
+                },
+            )
+        }
+        Err(mig::Unusable::Empty { gpu_instance }) => {
+            let (gpu, index) = (gpu.uuid.clone(), gpu.index);
+            (
+                None,
+                Error::EmptyInstance {
+                    gpu,
+                    index,
+                    gpu_instance,
+                },
+            )
+        }
+    };
+    Err(LeftOut { uuid, why })
 }
 
 fn no_figure(uuid: &str, product: &str) -> LeftOut {

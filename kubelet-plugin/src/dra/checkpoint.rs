@@ -3,7 +3,7 @@
 use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
 use crate::publish::inventory::Gpu;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vgpu_node::files::safe_name;
 
 /// All prepared claims, by UID.
@@ -13,6 +13,14 @@ pub struct Checkpoint {
     /// The GPUs of which claims have shares, by UUID, as they were published: also after a restart, a lost GPU stays
     /// published.
     pub gpus: BTreeMap<String, Gpu>,
+}
+
+/// A GPU or instance that claims have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InUse {
+    pub gpu: Gpu,
+    /// False: they only monitor it.
+    pub has_shares: bool,
 }
 
 /// One prepared claim.
@@ -113,6 +121,20 @@ impl Entry {
 // === impl Checkpoint ===
 
 impl Checkpoint {
+    /// The GPUs that claims have, by index.
+    #[must_use]
+    pub fn in_use(&self) -> Vec<InUse> {
+        let limited = self.claims.values().flat_map(Entry::limited);
+        let with_shares: BTreeSet<&str> = limited.map(|share| share.gpu.as_str()).collect();
+        let in_use = |gpu: &Gpu| InUse {
+            has_shares: with_shares.contains(gpu.uuid.as_str()),
+            gpu: gpu.clone(),
+        };
+        let mut all: Vec<InUse> = self.gpus.values().map(in_use).collect();
+        all.sort_by_key(|one| one.gpu.index);
+        all
+    }
+
     /// Returns what shares hold of a GPU. Monitors hold nothing.
     #[must_use]
     pub fn held_on(&self, gpu: &Gpu) -> HeldOnGpu {

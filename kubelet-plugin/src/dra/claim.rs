@@ -24,6 +24,8 @@ use vgpu_api::request::{self, RequestError};
 use vgpu_api::{DRIVER_NAME, Pools, capacity};
 use vgpu_quantity::{WholeError, format_bytes, whole};
 
+/// The first release of NVIDIA's driver whose CUDA takes several instances, or an instance and a GPU.
+const SEVERAL_INSTANCES_FROM: u32 = 570;
 const RESULTS: &str = "status.allocation.devices.results";
 const CONFIGS: &str = "status.allocation.devices.config";
 
@@ -81,6 +83,15 @@ pub enum Error {
         key: &'static str,
         short: String,
         long: String,
+    },
+    #[error(
+        "{at}: instance {device} beside another device: NVIDIA's driver {version} gives a program one instance and nothing \
+         else; use a claim and a container for each, or driver {SEVERAL_INSTANCES_FROM} or newer"
+    )]
+    OneInstance {
+        at: String,
+        device: String,
+        version: String,
     },
     #[error("{at}.consumedCapacity[{key}]: no GPU of ours has this capacity; delete pod and claim")]
     UnknownCapacity { at: String, key: String },
@@ -166,11 +177,36 @@ pub fn shares(claim: &ResourceClaim, pools: &Pools, inventory: &Inventory) -> Re
         }
         shares.push(share);
     }
-    if shares.is_empty() {
-        Err(Error::NoResult)
-    } else {
-        Ok(shares)
+    match shares.as_slice() {
+        [] => return Err(Error::NoResult),
+        [_] => {}
+        _ => check_instances(&shares, inventory)?,
     }
+    Ok(shares)
+}
+
+/// Refuses an instance beside another device where the driver would leave out one of them in silence.
+fn check_instances(shares: &[Share], inventory: &Inventory) -> Result<(), Error> {
+    for share in shares {
+        let Some(gpu) = inventory.gpu(&share.gpu).filter(|gpu| gpu.mig.is_some()) else {
+            continue;
+        };
+        let release = gpu
+            .driver_version
+            .split('.')
+            .next()
+            .and_then(|number| number.parse::<u32>().ok());
+        let are_others = shares.iter().any(|other| other.gpu != share.gpu);
+        // Two shares of an instance are one device for CUDA.
+        if are_others && release.is_some_and(|release| release < SEVERAL_INSTANCES_FROM) {
+            return Err(Error::OneInstance {
+                at: RESULTS.to_owned(),
+                device: share.device.clone(),
+                version: gpu.driver_version.clone(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A request of the claim's spec, or the alternative of it that was allocated.
@@ -246,8 +282,8 @@ fn effective(
     Ok(config::merge(&class, &claim)?)
 }
 
-/// Returns the share of a result that allocates a part of `gpu`, or all of it. An instance is always allocated whole, as a
-/// device that is not shared: then there is neither a share ID nor consumed capacity.
+/// Returns the share of a result that allocates a part of `gpu`, or all of it. An instance may be published as a device that is
+/// not shared: then the result has neither a share ID nor consumed capacity.
 fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Result<Share, Error> {
     if result.admin_access == Some(true) {
         return Err(Error::AdminOnGpu {
@@ -255,9 +291,10 @@ fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Res
             device: result.device.clone(),
         });
     }
-    let ((memory, cores), name) = match gpu.mig {
-        Some(_) => ((gpu.memory, 0), Some(result.device.clone())),
-        None => (consumed(at, result, gpu)?, result.share_id.clone()),
+    let is_whole = gpu.mig.is_some() && result.share_id.is_none() && result.consumed_capacity.is_none();
+    let ((memory, cores), name) = match is_whole {
+        true => ((gpu.memory, 0), Some(result.device.clone())),
+        false => (consumed(at, result, gpu)?, result.share_id.clone()),
     };
     let name = name.ok_or_else(|| Error::NoCapacity {
         at: at.to_owned(),
@@ -317,7 +354,12 @@ fn consumed(at: &str, result: &Allocated, gpu: &Gpu) -> Result<(u64, u32), Error
     let memory = amount(capacity::MEMORY, request::MEMORY_MIN, gpu.memory)?;
     let cores = amount(capacity::CORES, 0, u64::from(request::CORES_MAX))?;
     amount(capacity::SHARES, 1, 1)?;
-    let known = [capacity::MEMORY, capacity::CORES, capacity::SHARES];
+    // Of an instance's multiprocessors the slice lets each share take none.
+    let of_instances = gpu.mig.is_some().then_some(capacity::MULTIPROCESSORS);
+    let known: Vec<&str> = [capacity::MEMORY, capacity::CORES, capacity::SHARES]
+        .into_iter()
+        .chain(of_instances)
+        .collect();
     match consumed.keys().find(|key| !known.contains(&capacity::short(key))) {
         Some(key) => Err(Error::UnknownCapacity {
             at: at.to_owned(),

@@ -56,7 +56,8 @@ fn a_share_of_all_memory_without_cores_is_not_held_back() {
 #[test]
 fn an_instance_is_a_share_of_all_that_it_has() {
     let instance = instance(1, "MIG-aaaabbbb-1111-5222-8333-444455556666");
-    let allocated = json!({"request": "gpu", "driver": DRIVER_NAME, "pool": POOL, "device": "mig-aaaabbbb"});
+    let allocated =
+        json!({"request": "gpu", "driver": DRIVER_NAME, "pool": "n1/vgpu-mig", "device": "mig-aaaabbbb-3g-40gb-4"});
     let of = |result: &Value, configs: Vec<Value>| {
         let inventory = Inventory::new(vec![gpu(0), instance.clone()]);
         let claim = claim_with(vec![result.clone()], configs);
@@ -66,7 +67,7 @@ fn an_instance_is_a_share_of_all_that_it_has() {
     let share = of(&allocated, vec![exclusive.clone()]).expect("a share");
     assert_eq!(
         (share.name.as_str(), &share.share_id, &share.gpu),
-        ("mig-aaaabbbb", &None, &instance.uuid)
+        ("mig-aaaabbbb-3g-40gb-4", &None, &instance.uuid)
     );
     assert_eq!((share.memory, share.cores), (instance.memory, 0));
     assert_eq!(share.compute_policy, limits::ComputePolicy::Unlimited);
@@ -78,6 +79,73 @@ fn an_instance_is_a_share_of_all_that_it_has() {
     let mut admin = allocated;
     admin["adminAccess"] = true.into();
     assert!(matches!(of(&admin, vec![]), Err(Error::AdminOnGpu { .. })));
+}
+
+/// The node publishes instances as devices that several claims may have.
+#[test]
+fn a_share_of_an_instance_is_a_part_of_its_memory_and_time() {
+    let instance = instance(1, "MIG-aaaabbbb-1111-5222-8333-444455556666");
+    let of = |memory: &str, share_id: Option<&str>| {
+        let mut result = json!({"request": "gpu", "driver": DRIVER_NAME, "pool": "n1/vgpu-mig",
+            "device": "mig-aaaabbbb-3g-40gb-4",
+            "consumedCapacity": {"memory": memory, "cores": "25", "shares": "1", "multiprocessors": "0"}});
+        if let Some(id) = share_id {
+            result["shareID"] = id.into();
+        }
+        let inventory = Inventory::new(vec![gpu(0), instance.clone()]);
+        shares(&claim_with(vec![result], vec![]), &Pools::of("n1"), &inventory).map(|mut shares| shares.remove(0))
+    };
+    let share = of("10Gi", Some("s1")).expect("a share");
+    assert_eq!((share.name.as_str(), share.memory, share.cores), ("s1", 10 << 30, 25));
+    assert_eq!(share.gpu, instance.uuid);
+    let said = of("41Gi", Some("s1"))
+        .expect_err("more than the instance has")
+        .to_string();
+    assert!(said.contains("memory") && said.contains("41Gi"), "{said}");
+    assert!(
+        matches!(of("10Gi", None), Err(Error::NoCapacity { .. })),
+        "a share has a name"
+    );
+}
+
+#[test]
+fn several_instances_need_a_driver_that_takes_them() {
+    let places = [
+        (2, 4, "MIG-aaaabbbb-1111-5222-8333-444455556666"),
+        (1, 0, "MIG-ccccdddd-1111-5222-8333-444455556666"),
+    ];
+    let with = |driver: &str, devices: &[&str]| {
+        let mut all: Vec<Gpu> = places
+            .iter()
+            .map(|(id, start, uuid)| {
+                let mut one = instance(1, uuid);
+                let mig = one.mig.as_mut().expect("an instance");
+                mig.gpu_instance = *id;
+                mig.placement = Some(vgpu_node::gpus::Placement { start: *start, size: 4 });
+                one
+            })
+            .chain([gpu(0)])
+            .collect();
+        all.iter_mut().for_each(|one| one.driver_version = driver.into());
+        let result = |(at, device): (usize, &&str)| match device.starts_with("mig-") {
+            true => json!({"request": "gpu", "driver": DRIVER_NAME, "pool": "n1/vgpu-mig", "device": device}),
+            false => result(device, &format!("s{at}")),
+        };
+        let results = devices.iter().enumerate().map(result).collect();
+        shares(&claim_with(results, vec![]), &Pools::of("n1"), &Inventory::new(all))
+    };
+    let (one, two, whole) = ("mig-aaaabbbb-3g-40gb-4", "mig-ccccdddd-3g-40gb-0", "gpu-3f8a1c20");
+    for devices in [&[one, two][..], &[whole, one]] {
+        let said = with("550.54.15", devices).expect_err("too old").to_string();
+        assert!(
+            said.contains("mig-") && said.contains("550.54.15") && said.contains("570"),
+            "{said}"
+        );
+        assert_eq!(with("570.86.10", devices).expect("new enough").len(), 2);
+    }
+    for devices in [&[one][..], &[whole]] {
+        assert!(with("550.54.15", devices).is_ok(), "{devices:?}");
+    }
 }
 
 #[test]

@@ -213,7 +213,8 @@ impl Root {
         }
         let mut nodes = vec![DeviceFile::same(node)];
         nodes.extend(own);
-        if capabilities.meets(parts::GRAPHICS) {
+        // The kernel's graphics interface is the GPU's, and knows no instances.
+        if gpu.mig.is_none() && capabilities.meets(parts::GRAPHICS) {
             nodes.extend(gpu.pci_bus_id.iter().flat_map(|bus| self.drm_nodes(bus)));
         }
         Ok(nodes)

@@ -5,7 +5,7 @@
 //! again after a failure, because after a driver upgrade every call of the old library fails.
 
 use super::faults::{self, Events};
-use super::{GpuDriver, GpuSample, Sample, library, processes};
+use super::{GpuDriver, GpuSample, Memory, Sample, library, processes};
 use crate::publish::inventory::Error;
 use nvml_wrapper::Nvml;
 use std::collections::BTreeMap;
@@ -59,11 +59,20 @@ impl Local {
             state.is_waiting = true;
         }
         state.uuids.retain(|index, _| *index < count);
-        let mut gpus: Vec<GpuSample> = (0..count).filter_map(|index| state.read(&nvml, index)).collect();
+        let (mut gpus, mut parts) = (Vec::new(), Vec::new());
+        for index in 0..count {
+            let Some(mut gpu) = state.read(&nvml, index) else {
+                continue;
+            };
+            let of_gpu = instances(&nvml, index);
+            gpu.memory = without_parts(gpu.memory, &of_gpu);
+            gpus.push(gpu);
+            parts.extend(of_gpu);
+        }
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.pass_on(&mut gpus.iter_mut().map(|gpu| &mut gpu.faults).collect::<Vec<_>>());
         drop(events);
-        gpus.extend((0..count).flat_map(|index| instances(&nvml, index)));
+        gpus.extend(parts);
         state.nvml = Some(nvml);
         Ok(Sample {
             list: list.map(Ok),
@@ -130,9 +139,44 @@ fn instances(nvml: &Nvml, index: u32) -> Vec<GpuSample> {
     found.filter_map(sample).collect()
 }
 
+/// A GPU's processes without those of its instances: a privileged caller finds these in both lists, and they are explained by
+/// the instance's shares.
+fn without_parts(memory: Result<Memory, String>, parts: &[GpuSample]) -> Result<Memory, String> {
+    let mut memory = memory?;
+    for part in parts {
+        let of_part = part.memory.as_ref().map_err(Clone::clone)?;
+        memory.retain(|pid, _| !of_part.contains_key(pid));
+    }
+    Ok(memory)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_of_instances_are_not_their_gpus() {
+        let part = |memory: Result<Memory, String>| GpuSample {
+            faults: faults::Reading::unsupported("MIG-x"),
+            memory,
+            used: None,
+            busy: None,
+        };
+        let all = || Ok(Memory::from([(1, Some(5)), (2, None), (3, Some(7))]));
+        let two = [
+            part(Ok(Memory::from([(1, Some(5))]))),
+            part(Ok(Memory::from([(2, Some(1))]))),
+        ];
+        assert_eq!(without_parts(all(), &two), Ok(Memory::from([(3, Some(7))])));
+        assert_eq!(without_parts(all(), &[]), all());
+        let silent = [part(Err("GPU is lost".into()))];
+        assert_eq!(
+            without_parts(all(), &silent),
+            Err("GPU is lost".to_owned()),
+            "it may be any of them"
+        );
+        assert_eq!(without_parts(Err("hangs".into()), &two), Err("hangs".to_owned()));
+    }
 
     #[test]
     fn a_node_without_a_driver_says_where_it_looked() {

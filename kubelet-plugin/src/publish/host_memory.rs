@@ -181,9 +181,10 @@ mod tests {
     use crate::publish::inventory::Inventory;
     use crate::publish::inventory::tests::gpu;
     use crate::publish::slice::slices;
+    use crate::publish::slice::tests::WHOLE;
 
     fn devices() -> Vec<Vec<Device>> {
-        slices(&Inventory::new(vec![gpu(0)]), 64)
+        slices(&Inventory::new(vec![gpu(0)]), WHOLE)
     }
 
     fn known(version: (u32, u32)) -> HostMemory {

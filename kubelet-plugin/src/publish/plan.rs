@@ -2,8 +2,8 @@
 //!
 //! The scheduler uses only the highest generation of a pool, and only if all its slices exist. So one changed
 //! slice is updated in place; anything more (a slice created, deleted, or two changed) gets a new generation
-//! on all slices, and the scheduler ignores the pool until the last one is written. GPUs and monitors are two pools, each
-//! with generations of its own.
+//! on all slices, and the scheduler ignores the pool until the last one is written. GPUs, instances and monitors are pools
+//! with generations of their own.
 
 use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -33,16 +33,12 @@ pub type Stored = BTreeMap<String, String>;
 // === impl Owner ===
 
 impl Owner {
-    fn both(&self) -> [&str; 2] {
-        [&self.pools.gpus, &self.pools.monitors]
-    }
-
     /// The pool of a slice with these devices. Slices of releases that had one pool also contain monitors.
     fn pool(&self, devices: &[Device]) -> &str {
-        let pools = devices.iter().map(|device| self.pools.of_device(&device.name));
-        let is_monitors = |pool: &str| pool == self.pools.monitors;
-        match !devices.is_empty() && pools.clone().all(is_monitors) {
-            true => &self.pools.monitors,
+        let mut pools = devices.iter().map(|device| self.pools.of_device(&device.name));
+        let first = pools.next().unwrap_or(&self.pools.gpus);
+        match pools.all(|pool| pool == first) {
+            true => first,
             false => &self.pools.gpus,
         }
     }
@@ -71,7 +67,7 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
         delete: existing.iter().filter(is_stray).cloned().collect(),
         ..Plan::default()
     };
-    for pool in owner.both() {
+    for pool in owner.pools.all() {
         let wanted = wanted.iter().map(Vec::as_slice);
         let wanted: Vec<&[Device]> = wanted.filter(|devices| owner.pool(devices) == pool).collect();
         plan.append(plan_pool(owner, pool, &wanted, existing, stored));
@@ -144,10 +140,10 @@ fn matched<'a>(
     matched
 }
 
-/// The devices of both pools' newest generations.
+/// The devices of all pools' newest generations.
 #[must_use]
 pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device> {
-    let slices = owner.both().into_iter().flat_map(|pool| current(pool, existing));
+    let slices = owner.pools.all().into_iter().flat_map(|pool| current(pool, existing));
     slices.flat_map(devices).cloned().collect()
 }
 
@@ -155,7 +151,7 @@ pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device>
 #[must_use]
 pub fn used_devices(owner: &Owner, existing: &[ResourceSlice]) -> Option<Vec<Vec<Device>>> {
     let mut used = Vec::new();
-    for pool in owner.both() {
+    for pool in owner.pools.all() {
         let current = current(pool, existing);
         let count = current.len() as i64;
         if current

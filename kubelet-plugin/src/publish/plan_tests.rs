@@ -2,6 +2,7 @@ use super::*;
 use crate::publish::inventory::Inventory;
 use crate::publish::inventory::tests::gpu;
 use crate::publish::slice::slices;
+use crate::publish::slice::tests::WHOLE;
 
 pub(crate) fn owner() -> Owner {
     Owner {
@@ -20,7 +21,7 @@ fn wanted(count: u32) -> Vec<Vec<Device>> {
 
 /// The slices of a node with one GPU: the GPU's, and its monitor's.
 fn of(index: u32) -> Vec<Vec<Device>> {
-    slices(&Inventory::new(vec![gpu(index)]), 64)
+    slices(&Inventory::new(vec![gpu(index)]), WHOLE)
 }
 
 /// An API server that carries out a whole plan.

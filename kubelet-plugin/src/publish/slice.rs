@@ -1,15 +1,14 @@
 //! Converts GPUs into the devices of ResourceSlices. Pure.
 //!
 //! Every device has every attribute, because the scheduler treats a selector on a missing attribute as an
-//! error. Only values that the machine does not have (PCI root, NUMA node, NVLink), and those of instances alone, are left
-//! out. All values are
+//! error. Only values that the machine does not have (PCI root, NUMA node, NVLink) are left out. All values are
 //! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
 use crate::publish::inventory::{Gpu, Inventory, Unavailable};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceTaint};
 use std::collections::BTreeMap;
 use vgpu_api::slice::{self, MAX_DEVICES};
-use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, device_type};
+use vgpu_api::{DRIVER_NAME, INSTANCE_PREFIX, MONITOR_SUFFIX, device_type};
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::gpus::Placement;
 
@@ -18,29 +17,41 @@ const NO_EFFECT: &str = "None";
 /// Kubernetes' limit for a string attribute and for a version.
 const MAX_VALUE: usize = 64;
 
+/// How many claims may share a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Sharing {
+    /// At most so many.
+    pub shares: u32,
+    /// False: one claim takes an instance whole.
+    pub of_instances: bool,
+}
+
 /// Returns the devices of each slice: first the GPUs by index, which is the order in which the scheduler allocates them,
-/// then the monitors, which have a pool of their own.
+/// then the instances and the monitors. Each kind has a pool of its own.
 #[must_use]
-pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
-    let gpus = inventory.by_index();
-    let held: Vec<Device> = gpus
-        .iter()
-        .map(|(name, gpu)| {
-            let why = inventory.unavailable(&gpu.uuid);
-            let why = why.map(|why| taint(why.name(), None, "NoSchedule"));
-            let faults = inventory.faults(&gpu.uuid).iter();
-            let faults = faults.map(|fault| taint(fault.reason.name(), Some(&fault.value), fault.effect()));
-            let taints: Vec<DeviceTaint> = why.into_iter().chain(faults).collect();
-            Device {
-                taints: (!taints.is_empty()).then_some(taints),
-                ..held(name, gpu, shares)
-            }
-        })
-        .collect();
-    let whole = gpus.iter().filter(|(_, gpu)| gpu.mig.is_none());
+pub fn slices(inventory: &Inventory, sharing: Sharing) -> Vec<Vec<Device>> {
+    let all = inventory.by_index();
+    let held = all.iter().map(|(name, gpu)| {
+        let why = inventory.unavailable(&gpu.uuid);
+        let why = why.map(|why| taint(why.name(), None, "NoSchedule"));
+        let faults = inventory.faults(&gpu.uuid).iter();
+        let faults = faults.map(|fault| taint(fault.reason.name(), Some(&fault.value), fault.effect()));
+        let taints: Vec<DeviceTaint> = why.into_iter().chain(faults).collect();
+        Device {
+            taints: (!taints.is_empty()).then_some(taints),
+            ..held(name, gpu, sharing)
+        }
+    });
+    let (instances, gpus): (Vec<Device>, Vec<Device>) = held.partition(is_instance);
+    let whole = all.iter().filter(|(_, gpu)| gpu.mig.is_none());
     let monitors: Vec<Device> = whole.map(|(name, gpu)| monitor(name, gpu)).collect();
-    let slices = [&held, &monitors].into_iter().flat_map(|pool| pool.chunks(MAX_DEVICES));
+    let pools = [&gpus, &instances, &monitors].into_iter();
+    let slices = pools.flat_map(|pool| pool.chunks(MAX_DEVICES));
     slices.map(<[Device]>::to_vec).collect()
+}
+
+fn is_instance(device: &Device) -> bool {
+    device.name.starts_with(INSTANCE_PREFIX)
 }
 
 /// Adds the taint of a driver that does not answer to the published devices that lack it.
@@ -124,15 +135,16 @@ fn taint(name: &str, value: Option<&String>, effect: &str) -> DeviceTaint {
     }
 }
 
-/// The device of a GPU, which `shares` claims may share, or of an instance, which one claim has whole.
-fn held(name: &str, gpu: &Gpu, shares: u32) -> Device {
+/// The device of a GPU or of an instance.
+fn held(name: &str, gpu: &Gpu, Sharing { shares, of_instances }: Sharing) -> Device {
+    let is_shared = gpu.mig.is_none() || of_instances;
     let capacity = match &gpu.mig {
         None => slice::capacity(gpu.memory, shares),
-        Some(mig) => slice::instance_capacity(gpu.memory, mig.multiprocessors),
+        Some(mig) => slice::instance_capacity(gpu.memory, mig.multiprocessors, is_shared.then_some(shares)),
     };
     Device {
         name: name.to_owned(),
-        allow_multiple_allocations: gpu.mig.is_none().then_some(true),
+        allow_multiple_allocations: is_shared.then_some(true),
         attributes: Some(attributes(type_of(gpu), gpu)),
         capacity: Some(capacity),
         ..Device::default()
@@ -180,20 +192,20 @@ pub(crate) const ATTRIBUTES: [Attribute; 18] = [
     },
     Attribute {
         name: "parentUUID",
-        about: "the UUID of an instance's GPU; a GPU has no such attribute",
-        value: |_, gpu| string(&gpu.mig.as_ref()?.parent),
+        about: "the UUID of the physical GPU: of an instance its GPU's, of a GPU its own",
+        value: |_, gpu| string(gpu.mig.as_ref().map_or(&gpu.uuid, |mig| &mig.parent)),
     },
     Attribute {
         name: "profile",
-        about: "an instance's profile, as the driver names it; a GPU has none",
-        value: |_, gpu| string(&gpu.mig.as_ref()?.profile),
+        about: "an instance's profile, as the driver names it; `none` of a GPU",
+        value: |_, gpu| string(gpu.mig.as_ref().map_or("none", |mig| &mig.profile)),
     },
     Attribute {
         name: "placement",
-        about: "the first memory slice of an instance, and how many it has; missing if the driver does not say it",
+        about: "the first memory slice of an instance, and how many it has; `none` of a GPU",
         value: |_, gpu| {
-            let Placement { start, size } = gpu.mig.as_ref()?.placement?;
-            string(&format!("{start}:{size}"))
+            let place = gpu.mig.as_ref().and_then(|mig| mig.placement);
+            string(&place.map_or("none".into(), |Placement { start, size }| format!("{start}:{size}")))
         },
     },
     Attribute {
@@ -314,17 +326,24 @@ fn cut(text: &str) -> &str {
 #[cfg(test)]
 mod document_tests;
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::publish::inventory::tests::{gpu, instance};
 
-    /// A device as it was accepted by a live 1.37.1 scheduler.
+    pub(crate) const WHOLE: Sharing = Sharing {
+        shares: 64,
+        of_instances: false,
+    };
+
+    /// A device as it was accepted by a live 1.37.1 scheduler, with the attributes that have come since.
     const TRIED: &str = r#"{"name":"gpu-3f8a1c20","allowMultipleAllocations":true,"attributes":{
         "type":{"string":"gpu"},"uuid":{"string":"GPU-3f8a1c20-1111-2222-3333-444455556666"},"index":{"int":0},
         "productName":{"string":"NVIDIA H100 80GB HBM3"},"brand":{"string":"Nvidia"},
         "architecture":{"string":"Hopper"},"cudaComputeCapability":{"version":"9.0.0"},
         "driverVersion":{"version":"535.161.8"},"cudaDriverVersion":{"version":"12.2.0"},
         "memorySource":{"string":"nvml"},"driverLimit":{"string":"none"},
+        "parentUUID":{"string":"GPU-3f8a1c20-1111-2222-3333-444455556666"},
+        "profile":{"string":"none"},"placement":{"string":"none"},
         "resource.kubernetes.io/pciBusID":{"string":"0000:3b:00.0"},
         "resource.kubernetes.io/pcieRoot":{"string":"pci0000:3a"},"resource.kubernetes.io/numaNode":{"int":0},
         "nvlinkClique":{"string":"GPU-3f8a1c20-1111-2222-3333-444455556666"}},
@@ -335,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_gpu_is_the_device_that_was_tried() {
-        let slices = slices(&Inventory::new(vec![gpu(0)]), 64);
+        let slices = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
         let tried: serde_json::Value = serde_json::from_str(TRIED).expect("JSON");
         assert_eq!(serde_json::to_value(&slices[0][0]).expect("JSON"), tried);
         let monitor = &slices[1][0];
@@ -345,13 +364,15 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_a_device_that_one_claim_takes_whole() {
+    fn an_instance_is_a_device_in_a_pool_of_its_own_whole_or_shared() {
         let uuid = "MIG-aaaabbbb-1111-5222-8333-444455556666";
-        let slices = slices(&Inventory::new(vec![gpu(0), instance(1, uuid)]), 64);
+        let inventory = Inventory::new(vec![gpu(0), instance(1, uuid)]);
+        let all = slices(&inventory, WHOLE);
         let names = |devices: &[Device]| devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>();
-        assert_eq!(names(&slices[0]), ["gpu-3f8a1c20", "mig-aaaabbbb"]);
-        assert_eq!(names(&slices[1]), ["gpu-3f8a1c20-monitor"], "an instance has none");
-        let device = serde_json::to_value(&slices[0][1]).expect("JSON");
+        assert_eq!(names(&all[0]), ["gpu-3f8a1c20"]);
+        assert_eq!(names(&all[1]), ["mig-aaaabbbb-3g-40gb-4"]);
+        assert_eq!(names(&all[2]), ["gpu-3f8a1c20-monitor"], "an instance has none");
+        let device = serde_json::to_value(&all[1][0]).expect("JSON");
         assert_eq!(device.get("allowMultipleAllocations"), None);
         let attribute = |name: &str| device["attributes"][name]["string"].clone();
         assert_eq!(attribute("type"), "mig");
@@ -362,12 +383,28 @@ mod tests {
         assert_eq!(attribute("productName"), "NVIDIA H100 80GB HBM3");
         let capacity = serde_json::json!({"memory": {"value": "40448Mi"}, "multiprocessors": {"value": "60"}});
         assert_eq!(device["capacity"], capacity);
+        let kept = without_shared(all.clone());
+        assert_eq!(names(&kept[0]), names(&all[1]), "it needs no consumable capacity");
+        let silent = silenced(all);
+        assert!(silent[..2].iter().flatten().all(|device| device.taints.is_some()));
+
+        let of_instances = true;
+        let shared = slices(&inventory, Sharing { of_instances, ..WHOLE });
+        let device = serde_json::to_value(&shared[1][0]).expect("JSON");
+        assert_eq!(device["allowMultipleAllocations"], true);
+        let capacity = &device["capacity"];
+        assert_eq!(capacity["memory"]["value"], "40448Mi");
         assert_eq!(
-            without_shared(slices.clone())[0].len(),
-            1,
-            "it needs no consumable capacity"
+            capacity["memory"]["requestPolicy"]["default"], "40448Mi",
+            "a claim without a request takes all"
         );
-        assert!(silenced(slices)[0].iter().all(|device| device.taints.is_some()));
+        assert_eq!(capacity["multiprocessors"]["value"], "60");
+        assert_eq!(
+            capacity["multiprocessors"]["requestPolicy"]["default"], "0",
+            "no share takes them from others"
+        );
+        assert_eq!(capacity["shares"]["value"], "64");
+        assert_eq!(capacity["cores"]["value"], "100");
     }
 
     #[test]
@@ -378,7 +415,7 @@ mod tests {
                 ..gpu(index)
             })
         };
-        let slices = slices(&Inventory::new(many(65).rev().collect()), 64);
+        let slices = slices(&Inventory::new(many(65).rev().collect()), WHOLE);
         assert_eq!(slices.iter().map(Vec::len).collect::<Vec<_>>(), [64, 1, 64, 1]);
         assert_eq!(slices[0][0].name, "gpu-00000000");
         assert_eq!(slices[1][0].name, "gpu-00000040");
@@ -397,7 +434,7 @@ mod tests {
             memory: 81_559 << 20,
             ..gpu(0)
         };
-        let slices = slices(&Inventory::new(vec![odd]), 4);
+        let slices = slices(&Inventory::new(vec![odd]), Sharing { shares: 4, ..WHOLE });
         let capacity = slices[0][0].capacity.as_ref().expect("capacity");
         assert_eq!(capacity["memory"].value.0, "81559Mi");
         assert_eq!(capacity["shares"].value.0, "4");
@@ -405,7 +442,7 @@ mod tests {
 
     #[test]
     fn dropped_fields_are_noticed() {
-        let slices = slices(&Inventory::new(vec![gpu(0)]), 64);
+        let slices = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
         let sent = &slices[0];
         assert!(keeps_capacity(sent, sent));
         let mut stored = sent.clone();

@@ -237,6 +237,7 @@ mod tests {
     use crate::publish::inventory::tests::gpu;
     use crate::publish::inventory::{Inventory, Unavailable};
     use crate::publish::slice::slices;
+    use crate::publish::slice::tests::WHOLE;
 
     struct Node {
         folder: tempfile::TempDir,
@@ -276,7 +277,7 @@ mod tests {
         /// Publishes until nothing changes. Returns the value of the GPU's taint, and its time.
         fn publish(&mut self) -> Option<(String, i64)> {
             for _ in 0..4 {
-                let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
+                let wanted = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
                 let mut devices = self.taints.apply(&wanted, &self.stored, self.now).devices.concat();
                 if devices == self.stored {
                     self.taints.confirm_stored(&self.stored);
@@ -382,7 +383,7 @@ mod tests {
     fn a_write_that_fails_costs_no_second_wait() {
         let mut node = Node::on_the_way_back();
         node.now += HANDOVER;
-        let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
+        let wanted = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
         for _ in 0..2 {
             let tainted = node.taints.apply(&wanted, &node.stored, node.now);
             assert_eq!((of_allocator(&tainted.devices[0][0]), tainted.until), (None, None));
@@ -400,7 +401,7 @@ mod tests {
     #[test]
     fn until_says_when_to_look_again() {
         let mut node = Node::on_the_way_back();
-        let wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
+        let wanted = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
         let first = node.now;
         node.now += Duration::from_secs(5);
         assert_eq!(
@@ -412,7 +413,7 @@ mod tests {
     #[test]
     fn a_server_without_taints_is_noticed_and_other_taints_stay() {
         let mut node = Node::new(Allocator::Controller);
-        let mut wanted = slices(&Inventory::new(vec![gpu(0)]), 64);
+        let mut wanted = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
         assert!(!node.taints.are_kept(&wanted.concat()));
         let health = DeviceTaint {
             key: "dra.vgpu/health".into(),
@@ -442,7 +443,7 @@ mod tests {
             let lost = is_lost.then(|| (gpu(0).uuid, Unavailable::Lost(String::new())));
             slices(
                 &Inventory::with_unavailable(vec![gpu(0)], lost.into_iter().collect()),
-                64,
+                WHOLE,
             )
         };
         for allocator in [Allocator::Scheduler, Allocator::Controller] {

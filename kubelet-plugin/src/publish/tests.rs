@@ -4,6 +4,7 @@ use super::*;
 use crate::publish::inventory::Inventory;
 use crate::publish::inventory::tests::gpu;
 use crate::publish::slice::slices;
+use crate::publish::slice::tests::WHOLE;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
@@ -136,7 +137,7 @@ impl Slices for Memory {
 }
 
 fn wanted(count: u32) -> Vec<Vec<Device>> {
-    slices(&Inventory::new((0..count).map(gpu).collect()), 64)
+    slices(&Inventory::new((0..count).map(gpu).collect()), WHOLE)
 }
 
 /// The taints of a node that never was the controller's: nothing is written.
@@ -472,7 +473,7 @@ fn tainted(api: &Memory) -> Vec<String> {
 
 /// Two GPUs in a slice each, and their monitors in one each.
 fn two_slices() -> Vec<Vec<Device>> {
-    let of = |index| slices(&Inventory::new(vec![gpu(index)]), 64);
+    let of = |index| slices(&Inventory::new(vec![gpu(index)]), WHOLE);
     [of(0), of(1)].concat()
 }
 
@@ -572,7 +573,7 @@ async fn a_server_without_the_effect_none_gets_the_taints_that_count() {
         let faults = vec![fault(reasons[0], false), fault(reasons[1], blocks)];
         slices(
             &Inventory::new(vec![gpu(0)]).with_faults(&[(gpu(0).uuid, faults)].into()),
-            64,
+            WHOLE,
         )
     };
     let effects = |api: &Memory| -> Vec<String> {

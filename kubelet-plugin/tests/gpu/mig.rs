@@ -1,6 +1,7 @@
 //! What the plugin lists of GPUs in MIG mode.
 
-use crate::support::{control, in_child, nvml};
+use crate::support::{Client, control, in_child, nvml, until};
+use vgpu_kubelet_plugin::nvml::{GpuDriver as _, Memory};
 use vgpu_kubelet_plugin::publish::inventory::{Gpus as _, List};
 use vgpu_node::gpus::{Instance, Placement};
 
@@ -50,4 +51,24 @@ fn instances_are_listed_as_the_driver_describes_them() {
     // An instance that was destroyed leaves a gap, and the other one is still listed.
     control(&state, "gone 1 2\n");
     assert_eq!(instances(&nvml.list().expect("GPUs")), [eighth]);
+}
+
+/// Its GPU's list, which has them for a privileged caller, is without them.
+#[test]
+fn processes_of_an_instance_are_sampled_there_and_not_on_its_gpu() {
+    let Some(state) = in_child("mig::processes_of_an_instance_are_sampled_there_and_not_on_its_gpu") else {
+        return;
+    };
+    std::fs::write(state.join("profile"), "mig = 1: 3g.40gb@4, 1g.10gb+me@0\n").expect("written");
+    let nvml = nvml();
+    let list = nvml.list().expect("GPUs");
+    let [half, eighth] = [0, 1].map(|at| list.instances[at].uuid.clone());
+    let parent = &list.instances[0].mig.as_ref().expect("an instance").parent;
+    let client = Client::on(&half, &["init", &format!("alloc:{}", 1 << 30), "wait"]);
+    let (none, one) = (Ok(Memory::new()), Ok(Memory::from([(client.pid(), Some(1 << 30))])));
+    until("the client's memory", || {
+        let sample = nvml.sample(false);
+        let of = [&half, &eighth, parent].map(|uuid| sample.memory(uuid));
+        of == [one.clone(), none.clone(), none.clone()]
+    });
 }

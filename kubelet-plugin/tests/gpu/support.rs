@@ -50,8 +50,17 @@ pub(crate) struct Client(Child);
 
 impl Client {
     pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::with(arguments, None)
+    }
+
+    /// On an instance alone.
+    pub(crate) fn on(uuid: &str, arguments: &[&str]) -> Self {
+        Self::with(arguments, Some(("CUDA_VISIBLE_DEVICES", uuid)))
+    }
+
+    fn with(arguments: &[&str], variable: Option<(&str, &str)>) -> Self {
         let mut client = Command::new(vgpu_built_from::program("gpu-client"));
-        client.args(arguments).env("LD_LIBRARY_PATH", folder());
+        client.args(arguments).env("LD_LIBRARY_PATH", folder()).envs(variable);
         Self(client.stdin(Stdio::piped()).spawn().expect("a client"))
     }
 

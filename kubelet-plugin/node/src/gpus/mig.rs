@@ -2,6 +2,8 @@
 //!
 //! NVML lists an instance once it has a compute instance. Its device handle says what it is, and its GPU says where it is,
 //! which needs root or `mig/config`. An instance that cannot be read is left out with the reason, and its neighbours are not.
+//! So are those that nobody can hold to a size: GPU instances with several compute instances, which all have its memory, and
+//! GPU instances without one.
 
 #![allow(unsafe_code)] // nvml-wrapper has no functions for the ids and the placement of an instance.
 
@@ -9,6 +11,7 @@ use super::read_memory::{MIB, memory_by_nvml};
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The properties of an instance that its GPU does not have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +40,11 @@ pub struct Placement {
 /// Stands between GPU and profile in NVML's name of an instance.
 const BEFORE_PROFILE: &str = " MIG ";
 
+/// NVML knows no profile of a higher number.
+const LAST_PROFILE: u32 = 0x11;
+/// No GPU has room for more instances.
+const MOST_INSTANCES: usize = 16;
+
 /// An instance as NVML describes it.
 pub(super) struct Found {
     pub(super) uuid: String,
@@ -45,16 +53,26 @@ pub(super) struct Found {
     pub(super) instance: Instance,
 }
 
-/// A field that could not be read.
-pub(super) struct Unreadable {
-    /// The instance's UUID, if that could be read.
-    pub(super) uuid: Option<String>,
-    pub(super) field: String,
-    pub(super) reason: String,
+/// An instance that no claim may have.
+pub(super) enum Unusable {
+    /// A field could not be read. The UUID is there if that one could.
+    Unreadable {
+        uuid: Option<String>,
+        field: String,
+        reason: String,
+    },
+    /// Its GPU instance has so many compute instances, which all have its memory.
+    Several {
+        uuid: String,
+        gpu_instance: u32,
+        count: usize,
+    },
+    /// A GPU instance without a compute instance.
+    Empty { gpu_instance: u32 },
 }
 
 /// The instances of `device`, a GPU in MIG mode whose UUID is `parent`.
-pub(super) fn instances(nvml: &Nvml, device: &Device<'_>, parent: &str) -> Vec<Result<Found, Unreadable>> {
+pub(super) fn instances(nvml: &Nvml, device: &Device<'_>, parent: &str) -> Vec<Result<Found, Unusable>> {
     let count = match device.mig_device_count() {
         Ok(count) => count,
         Err(error) => return vec![Err(unreadable(None, "number of instances", &error))],
@@ -65,16 +83,74 @@ pub(super) fn instances(nvml: &Nvml, device: &Device<'_>, parent: &str) -> Vec<R
         Err(error) => Some(Err(unreadable(None, &format!("instance {index}"), &error))),
         Ok(instance) => Some(read(nvml, device, &instance, index, parent)),
     });
-    found.collect()
+    let found: Vec<_> = found.collect();
+    // One that cannot be read may be the compute instance of any GPU instance.
+    let are_all_read = found.iter().all(Result::is_ok);
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    for one in found.iter().flatten() {
+        *counts.entry(one.instance.gpu_instance).or_default() += 1;
+    }
+    let has_memory_alone = |one: Found| {
+        let gpu_instance = one.instance.gpu_instance;
+        match counts[&gpu_instance] {
+            1 => Ok(one),
+            count => Err(Unusable::Several {
+                uuid: one.uuid,
+                gpu_instance,
+                count,
+            }),
+        }
+    };
+    let mut all: Vec<_> = found.into_iter().map(|one| one.and_then(has_memory_alone)).collect();
+    let made = are_all_read.then(|| gpu_instances(nvml, device));
+    let empty = made.into_iter().flatten().filter(|id| !counts.contains_key(id));
+    all.extend(empty.map(|gpu_instance| Err(Unusable::Empty { gpu_instance })));
+    all
 }
 
-fn read(
-    nvml: &Nvml,
-    device: &Device<'_>,
-    instance: &Device<'_>,
-    index: u32,
-    parent: &str,
-) -> Result<Found, Unreadable> {
+/// The ids of all GPU instances, also of those without a compute instance. None of them: this process may not list them.
+fn gpu_instances(nvml: &Nvml, device: &Device<'_>) -> Vec<u32> {
+    let mut ids = Vec::new();
+    for profile in 0..=LAST_PROFILE {
+        match of_profile(nvml, device, profile) {
+            Ok(found) => ids.extend(found),
+            Err(NvmlError::InvalidArg) => break,
+            // The GPU does not have every profile.
+            Err(_) => {}
+        }
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// The ids of the GPU instances of one profile, by NVML's number of it.
+fn of_profile(nvml: &Nvml, device: &Device<'_>, profile: u32) -> Result<Vec<u32>, NvmlError> {
+    let lib = nvml.lib();
+    let profile_info = nvml_sym(lib.nvmlDeviceGetGpuInstanceProfileInfo.as_ref())?;
+    let list = nvml_sym(lib.nvmlDeviceGetGpuInstances.as_ref())?;
+    let get_info = nvml_sym(lib.nvmlGpuInstanceGetInfo.as_ref())?;
+    let mut handles = [std::ptr::null_mut(); MOST_INSTANCES];
+    let mut count = 0;
+    // SAFETY: the handle is the GPU's. NVML's structure has numbers alone; no GPU has more instances than there is room for.
+    unsafe {
+        let mut info = std::mem::zeroed();
+        nvml_try(profile_info(device.handle(), profile, &raw mut info))?;
+        nvml_try(list(device.handle(), info.id, handles.as_mut_ptr(), &raw mut count))?;
+    }
+    let handles = handles.into_iter().take(count as usize);
+    let ids = handles.map(|handle| {
+        // SAFETY: NVML returned the handle, and the structure of numbers and a pointer is the one that the function writes.
+        unsafe {
+            let mut info = super::read_nvlink::zeroed(get_info);
+            nvml_try(get_info(handle, &raw mut info))?;
+            Ok(info.id)
+        }
+    });
+    ids.collect()
+}
+
+fn read(nvml: &Nvml, device: &Device<'_>, instance: &Device<'_>, index: u32, parent: &str) -> Result<Found, Unusable> {
     let failed = |uuid: Option<&String>, field: &str| {
         let (uuid, field) = (uuid.cloned(), format!("{field} of instance {index}"));
         move |error: NvmlError| unreadable(uuid, &field, &error)
@@ -83,7 +159,7 @@ fn read(
     let named = |field| failed(Some(&uuid), field);
     let name = instance.name().map_err(named("name"))?;
     let profile = name.rsplit_once(BEFORE_PROFILE).map(|(_, profile)| profile.to_owned());
-    let profile = profile.ok_or_else(|| Unreadable {
+    let profile = profile.ok_or_else(|| Unusable::Unreadable {
         uuid: Some(uuid.clone()),
         field: format!("profile of instance {index}"),
         reason: format!("it is named {name:?}"),
@@ -107,8 +183,8 @@ fn read(
     })
 }
 
-fn unreadable(uuid: Option<String>, field: &str, error: &NvmlError) -> Unreadable {
-    Unreadable {
+fn unreadable(uuid: Option<String>, field: &str, error: &NvmlError) -> Unusable {
+    Unusable::Unreadable {
         uuid,
         field: field.to_owned(),
         reason: error.to_string(),
@@ -144,6 +220,14 @@ fn placement(nvml: &Nvml, device: &Device<'_>, gpu_instance: u32) -> Result<Plac
         start: info.placement.start,
         size: info.placement.size,
     })
+}
+
+impl Instance {
+    /// The UUID of its GPU, and the ids by which programs reach it.
+    #[must_use]
+    pub fn place(&self) -> (&str, u32, u32) {
+        (&self.parent, self.gpu_instance, self.compute_instance)
+    }
 }
 
 impl std::fmt::Display for Instance {

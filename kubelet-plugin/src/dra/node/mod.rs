@@ -41,6 +41,7 @@ use crate::dra::share::{ClaimId, ShareKeys};
 use crate::driver::{self, Driver, Finder};
 use crate::driver_limit::command::{self, Program};
 use crate::publish::inventory::Inventory;
+use crate::publish::slice::Sharing;
 use failures::Failures;
 pub use failures::NotStarted;
 pub use ledgers::LedgerReading;
@@ -249,10 +250,10 @@ impl Node {
         &self.config.node_name
     }
 
-    /// Returns how many shares a GPU may have.
+    /// How claims share this node's devices.
     #[must_use]
-    pub fn most_shares(&self) -> usize {
-        self.config.shares as usize
+    pub fn sharing(&self) -> Sharing {
+        self.config.sharing()
     }
 
     #[must_use]

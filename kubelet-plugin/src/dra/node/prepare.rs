@@ -25,7 +25,7 @@ use crate::dra::limit_hook;
 use crate::dra::metadata;
 use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
 use crate::driver::{self, Driver, Finder};
-use crate::publish::inventory::{Gpu, Inventory};
+use crate::publish::inventory::{Gpu, Inventory, Unavailable};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -182,6 +182,12 @@ impl Node {
             claim::pods(claim),
         );
         check_driver_limits(&shares, inventory)?;
+        for share in &shares {
+            // Its container would get the capability nodes of the instance that has come in its place.
+            if let Some(why @ Unavailable::Replaced(_)) = inventory.unavailable(&share.gpu) {
+                return Err(unavailable(share, why));
+            }
+        }
         let known = match self.checkpoint.claims.get(&id.uid).cloned() {
             Some(known) if !same_results(&known.shares, &shares) => {
                 // The pod was force-deleted, and another one got the claim.
@@ -285,11 +291,9 @@ impl Node {
                     let gpu = inventory
                         .gpu(&share.gpu)
                         .ok_or_else(|| Error::GpuGone(share.gpu.clone()))?;
-                    if let Some(why) = inventory.unavailable(&gpu.uuid) {
-                        return Err(Error::Unavailable {
-                            device: share.device.clone(),
-                            why: why.text(&gpu.uuid),
-                        });
+                    let overlapping = || overlapping(prepared, &all, inventory, gpu);
+                    if let Some(why) = inventory.unavailable(&gpu.uuid).cloned().or_else(overlapping) {
+                        return Err(unavailable(share, &why));
                     }
                     let slot = slot(prepared, &all, gpu, share, self.config.shares);
                     Some(slot.map_err(|full| full.for_reader(&id.namespace, unclaimed))?)
@@ -534,6 +538,23 @@ fn slot(
             slots.len().to_string(),
             limit.to_string(),
         ),
+    }
+}
+
+/// Returns a device that claims have, `own` being the shares of this claim, and that excludes `gpu`. The published devices exclude
+/// each other too, but a scan may be some seconds old.
+fn overlapping(prepared: &Checkpoint, own: &[PreparedShare], inventory: &Inventory, gpu: &Gpu) -> Option<Unavailable> {
+    let all = prepared.claims.values().flat_map(Entry::limited);
+    let of_others = all.filter_map(|share| prepared.gpus.get(&share.gpu));
+    let of_claim = own.iter().filter_map(|prepared| inventory.gpu(&prepared.share.gpu));
+    let other = of_others.chain(of_claim).find(|other| gpu.is_excluded_by(other))?;
+    Some(Unavailable::Overlap(other.uuid.clone()))
+}
+
+fn unavailable(share: &Share, why: &Unavailable) -> Error {
+    Error::Unavailable {
+        device: share.device.clone(),
+        why: why.text(&share.gpu),
     }
 }
 

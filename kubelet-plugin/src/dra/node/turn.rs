@@ -27,9 +27,10 @@
 use super::prepare::Parts;
 use super::{Error, LOCKED_WITHIN, Node, Prepared};
 use crate::dra::checkpoint::Entry;
+use crate::dra::checkpoint::InUse;
 use crate::dra::mount_users::MountUsers;
 use crate::dra::share::ClaimId;
-use crate::publish::inventory::{Gpu, Inventory};
+use crate::publish::inventory::Inventory;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -56,8 +57,8 @@ pub struct SharedNode {
     turns: Arc<AtomicU64>,
     /// Counts the turns after which a claim is not prepared any more.
     ended: watch::Sender<u64>,
-    /// The GPUs of which claims have shares, by UUID, after the last turn.
-    gpus_in_use: watch::Sender<BTreeMap<String, Gpu>>,
+    /// The GPUs that claims have, after the last turn.
+    gpus_in_use: watch::Sender<Vec<InUse>>,
     pending: Arc<Mutex<Pending>>,
 }
 
@@ -118,7 +119,7 @@ impl SharedNode {
     pub fn new(node: Node) -> Self {
         Self {
             lock: node.lock.clone(),
-            gpus_in_use: watch::Sender::new(node.checkpoint.gpus.clone()),
+            gpus_in_use: watch::Sender::new(node.checkpoint.in_use()),
             pending: Arc::default(),
             node: Arc::new(Mutex::new(node)),
             order: Arc::default(),
@@ -229,10 +230,11 @@ impl SharedNode {
                 if before.iter().any(|uid| !changed.checkpoint.claims.contains_key(uid)) {
                     node.wake_waiting();
                 }
+                let in_use = changed.checkpoint.in_use();
                 node.gpus_in_use.send_if_modified(|known| {
-                    let is_new = *known != changed.checkpoint.gpus;
+                    let is_new = *known != in_use;
                     if is_new {
-                        known.clone_from(&changed.checkpoint.gpus);
+                        *known = in_use;
                     }
                     is_new
                 });
@@ -299,12 +301,10 @@ impl SharedNode {
         self.ended.subscribe()
     }
 
-    /// The GPUs of which claims had shares after the last turn, as they were published, by index. Waits for no turn.
+    /// The GPUs that claims had after the last turn, as they were published, by index. Waits for no turn.
     #[must_use]
-    pub fn gpus_in_use(&self) -> Vec<Gpu> {
-        let mut gpus: Vec<Gpu> = self.gpus_in_use.borrow().values().cloned().collect();
-        gpus.sort_by_key(|gpu| gpu.index);
-        gpus
+    pub fn gpus_in_use(&self) -> Vec<InUse> {
+        self.gpus_in_use.borrow().clone()
     }
 
     /// Sets the GPUs for the turns that begin from now on. Waits for none.

@@ -32,9 +32,17 @@ struct GpuRecords {
     device: String,
     gpu: Gpu,
     held: HeldOnGpu,
-    /// It has room for another share.
-    has_place: bool,
+    takes: Takes,
     problem: Option<&'static str>,
+}
+
+/// Who may have a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    /// At most so many shares.
+    Shares(usize),
+    /// One claim, all of it.
+    OneClaim,
 }
 
 #[derive(Debug)]
@@ -53,7 +61,10 @@ impl NodeRecords {
             let held = node.claims().held_on(gpu);
             GpuRecords {
                 device: device.to_owned(),
-                has_place: held.shares.len() < node.most_shares(),
+                takes: match (&gpu.mig, node.sharing()) {
+                    (Some(_), sharing) if !sharing.of_instances => Takes::OneClaim,
+                    (_, sharing) => Takes::Shares(sharing.shares as usize),
+                },
                 problem: inventory.problem(&gpu.uuid),
                 held,
                 gpu: gpu.clone(),
@@ -115,7 +126,8 @@ impl NodeRecords {
         models.dedup();
         let held = self.shares.iter().map(|of| of.share.memory);
         let used = self.shares.iter().map(|of| used(of, state));
-        let largest = gpus.iter().map(|of| of.largest_free()).max();
+        let shared = gpus.iter().filter(|of| of.takes != Takes::OneClaim);
+        let largest = shared.map(|of| of.largest_free()).max();
         VgpuNodeStatus {
             as_of: time(now),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -191,11 +203,15 @@ impl ShareRecord {
 // === impl GpuRecords ===
 
 impl GpuRecords {
-    /// Returns the memory of the largest share that fits now; no share is a part of an instance.
+    /// Returns the memory that the largest claim gets of it now.
     fn largest_free(&self) -> u64 {
-        let free = self.gpu.memory.saturating_sub(self.held.memory) / MEMORY_STEP * MEMORY_STEP;
-        let can_share = self.has_place && self.gpu.mig.is_none();
-        let fits = can_share && self.problem.is_none() && free >= MEMORY_MIN;
+        let held = self.held.shares.len();
+        let (has_place, step) = match self.takes {
+            Takes::Shares(most) => (held < most, MEMORY_STEP),
+            Takes::OneClaim => (held == 0, 1),
+        };
+        let free = self.gpu.memory.saturating_sub(self.held.memory) / step * step;
+        let fits = has_place && self.problem.is_none() && free >= MEMORY_MIN;
         if fits { free } else { 0 }
     }
 

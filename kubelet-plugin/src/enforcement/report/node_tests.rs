@@ -345,15 +345,15 @@ async fn a_restart_keeps_times_peaks_and_means_and_whose_claim_is_gone() {
     status.as_of = ago(1);
     status.conditions[0].last_transition_time = "2020-01-01T00:00:00Z".into();
     let usage = &mut status.shares[0].usage;
-    (usage.since, usage.memory_mean) = (ago(100), "5Gi".into());
+    (usage.since, usage.memory_mean) = (ago(4), "5Gi".into());
     usage.gpu_time_peak_percent = Some(90);
     status.shares[1].without_claim = true;
     status.shares[1].usage.since = "never".into();
     scene.api.0.lock().expect("lock").object = Some(former.clone());
-    // The page still has all of its GPU time: 25 minutes of 100.
+    // The page still has all of its GPU time: one minute of four. More than the machine's uptime would be read as damage.
     let at = std::mem::offset_of!(SlotPage, counters);
     let mut page = vec![0; PAGE];
-    page[at..at + 8].copy_from_slice(&(25 * 60 * 1_000_000_000_u64).to_le_bytes());
+    page[at..at + 8].copy_from_slice(&(60 * 1_000_000_000_u64).to_le_bytes());
     let slot = scene.rig.path("run/gpus").join(&gpu(0).uuid).join("00");
     std::fs::write(slot, page).expect("written");
     let mut scene = scene.restart();

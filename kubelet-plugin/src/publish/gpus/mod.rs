@@ -15,6 +15,7 @@ mod published;
 pub(crate) use no_driver::BEGIN as NO_DRIVER;
 
 use crate::config::Config;
+use crate::dra::checkpoint::InUse;
 use crate::dra::health::Report;
 use crate::dra::node::SharedNode;
 use crate::driver_limit::probe::Prober;
@@ -27,11 +28,13 @@ use crate::publish::slice::slices;
 use crate::ready::Readiness;
 use measurer::Measurer;
 use published::Published;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 use tokio::sync::watch;
 use vgpu_node::driver_limit::DriverLimit;
+use vgpu_node::gpus;
 
 /// The part's name in [`Readiness`].
 pub const PART: &str = "gpus";
@@ -97,7 +100,7 @@ pub(crate) async fn run(
 // === impl Scans ===
 
 impl Scans {
-    fn new(in_use: Vec<Gpu>) -> Self {
+    fn new(in_use: Vec<InUse>) -> Self {
         Self {
             gpus: Published::new(in_use),
             faults: Faults::new(),
@@ -128,11 +131,7 @@ impl Scans {
                 None if self.last.is_none() => return want(outputs, Wanted::Silent),
                 None => list.gpus.retain(|gpu| self.gpus.has(&gpu.uuid)),
             }
-            // Neither is asked of instances: a default is reserved for each context, and the driver limits no cgroup there.
-            list.gpus.extend(list.instances.drain(..).map(|instance| Gpu {
-                driver_limit: Some(DriverLimit::None("its GPU is in MIG mode".into())),
-                ..instance
-            }));
+            add_instances(list);
         }
         let is_late = matches!(seen, Err(Error::Late(_)));
         // A driver that is slow is not being replaced.
@@ -241,10 +240,33 @@ impl Scans {
         }
         self.last = Some(inventory.clone());
         outputs.metrics.gpus.set(inventory.len() as i64);
-        let devices = slices(&inventory, config.shares);
+        let devices = slices(&inventory, config.sharing());
         // First the node: turns that begin from now on refuse new claims on unavailable GPUs.
         outputs.node.set_inventory(Ok(inventory));
         want(outputs, Wanted::Slices(devices));
+    }
+}
+
+/// Adds the instances of GPUs in MIG mode to those that are published. Neither contexts nor limits are asked of them: a default
+/// is reserved for each context, and the driver limits no cgroup there.
+fn add_instances(list: &mut List) {
+    for instance in mem::take(&mut list.instances) {
+        // Without its place nobody can tell whether another one has replaced it.
+        if instance.mig.as_ref().is_some_and(|mig| mig.placement.is_none()) {
+            list.left_out.push(LeftOut {
+                uuid: Some(instance.uuid.clone()),
+                why: gpus::Error::Field {
+                    index: instance.index,
+                    field: format!("placement of instance {}", instance.uuid).into(),
+                    reason: "the driver does not say it to this process".into(),
+                },
+            });
+            continue;
+        }
+        list.gpus.push(Gpu {
+            driver_limit: Some(DriverLimit::None("its GPU is in MIG mode".into())),
+            ..instance
+        });
     }
 }
 
@@ -263,9 +285,9 @@ mod tests {
     use crate::dra::share::ClaimId;
     use crate::nvml::Sample;
     use crate::publish::inventory::{Fault, Reason, Unavailable, tests::gpu};
+    use crate::publish::slice::tests::WHOLE;
     use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
     use std::collections::BTreeMap;
-    use vgpu_node::gpus;
 
     /// The receivers, and what a scan sent to them.
     struct Scanned {
@@ -343,7 +365,7 @@ mod tests {
         assert!(*published.borrow() == Wanted::Silent && health.borrow().devices.is_empty());
         scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
         assert!(outputs.readiness.status().0);
-        let well = slices(&Inventory::new(vec![gpu(0)]), config.shares);
+        let well = slices(&Inventory::new(vec![gpu(0)]), config.sharing());
         assert_eq!(*published.borrow(), Wanted::Slices(well.clone()));
         for blind in [Error::Silent("gone".into()), no_driver("gone")] {
             scans.apply(Err(blind), &config, &outputs);
@@ -538,7 +560,10 @@ mod tests {
         assert_eq!(*published.borrow(), Wanted::Silent);
 
         // A claim has a share of one, and the driver is gone.
-        let mut scans = Scans::new(vec![gpu(0)]);
+        let mut scans = Scans::new(vec![InUse {
+            gpu: gpu(0),
+            has_shares: true,
+        }]);
         scans.apply(missing(), &config, &outputs);
         assert!(outputs.readiness.status().1.starts_with(&format!("gpus: {NO_DRIVER}")));
     }
@@ -614,7 +639,7 @@ mod tests {
         scan.published.changed().await.expect("a first scan");
         let lost = BTreeMap::from([(gpu(0).uuid, Unavailable::Lost(String::new()))]);
         let both = Inventory::with_unavailable(vec![gpu(0), shrunk], lost);
-        assert_eq!(*scan.published.borrow(), Wanted::Slices(slices(&both, 64)));
+        assert_eq!(*scan.published.borrow(), Wanted::Slices(slices(&both, WHOLE)));
         scan.health.changed().await.expect("a report");
         let report = scan.health.borrow().clone();
         assert!(report.devices["gpu-3f8a1c20"].contains("not in the driver's list"));

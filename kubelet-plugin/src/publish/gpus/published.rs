@@ -10,14 +10,17 @@
 //! Failure modes:
 //! - A driver that does not answer: every GPU is tainted, and none stops being published, because nothing is known of it.
 //!   A GPU that was lost before stays lost: a question that failed is no recovery.
-//! - An instance that was destroyed is lost as a GPU is. Another one may come in its place under the same UUID: it is
-//!   published once the former one is not any more.
+//! - An instance that was destroyed is lost as a GPU is. Another one may come in its place, which programs of the former one
+//!   reach by the same capability nodes: it is published once the former one is not any more.
+//! - MIG mode is switched while claims have the GPU or an instance of it: their containers keep its device nodes, so that
+//!   neither the GPU nor another instance in the same place takes claims beside them.
 //! - A GPU that one scan misses is back at the next: it was tainted for some seconds, and nobody lost it.
 //! - A Prepare that hung for a minute, in which its GPU was lost and unpublished: once it has ended the GPU is held, and is
 //!   published again, as lost.
 //! - A restart: the GPUs on which claims hold shares are treated as published; if the first scan lacks one, it is lost.
 //!   The others are not published until a scan finds them.
 
+use crate::dra::checkpoint::InUse;
 use crate::publish::inventory::{Gpu, Inventory, LeftOut, List, Remarks, Unavailable};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -36,6 +39,8 @@ pub(super) struct Published {
     left_out: Vec<LeftOut>,
     /// What GPUs of the last list did not agree on.
     contradictions: Vec<String>,
+    /// The GPUs that claims had at the last scan.
+    in_use: Vec<InUse>,
 }
 
 #[derive(Debug)]
@@ -48,13 +53,13 @@ struct Known {
 // === impl Published ===
 
 impl Published {
-    /// `in_use`: the GPUs of which claims have shares.
-    pub(super) fn new(in_use: Vec<Gpu>) -> Self {
-        let known = |gpu| Known { gpu, unavailable: None };
+    /// `in_use`: the GPUs that claims have.
+    pub(super) fn new(in_use: Vec<InUse>) -> Self {
         Self {
-            gpus: in_use.into_iter().map(known).collect(),
+            gpus: in_use.iter().map(|one| Known::new(one.gpu.clone())).collect(),
             left_out: Vec::new(),
             contradictions: Vec::new(),
+            in_use,
         }
     }
 
@@ -66,11 +71,12 @@ impl Published {
         self.gpus.iter().any(|known| known.gpu.uuid == uuid)
     }
 
-    /// Applies a scan, or the reason why there was none. `in_use`: the GPUs of which claims have shares, which are published
-    /// again if they were not published any more.
-    pub(super) fn apply(&mut self, seen: Result<&List, &str>, in_use: &[Gpu], now: Instant) {
-        let unpublished: Vec<Gpu> = in_use.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned().collect();
-        self.gpus.extend(Self::new(unpublished).gpus);
+    /// Applies a scan, or the reason why there was none. `in_use`: the GPUs that claims have, which are published again if they
+    /// were not published any more.
+    pub(super) fn apply(&mut self, seen: Result<&List, &str>, in_use: &[InUse], now: Instant) {
+        let unpublished = in_use.iter().filter(|one| !self.has(&one.gpu.uuid));
+        let unpublished: Vec<Known> = unpublished.map(|one| Known::new(one.gpu.clone())).collect();
+        self.gpus.extend(unpublished);
         match seen {
             Err(reason) => {
                 for known in &mut self.gpus {
@@ -84,20 +90,33 @@ impl Published {
                     known.apply(list, now);
                 }
                 self.gpus
-                    .retain(|known| !known.is_over(now) || in_use.iter().any(|gpu| gpu.uuid == known.gpu.uuid));
-                let new = list.gpus.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned();
-                let new: Vec<Gpu> = new.collect();
-                self.gpus.extend(Self::new(new).gpus);
+                    .retain(|known| !known.is_over(now) || in_use.iter().any(|one| one.gpu.uuid == known.gpu.uuid));
+                let new = list.gpus.iter().filter(|gpu| !self.has_place_of(gpu));
+                let new: Vec<Known> = new.cloned().map(Known::new).collect();
+                self.gpus.extend(new);
                 self.left_out.clone_from(&list.left_out);
                 self.contradictions.clone_from(&list.contradictions);
             }
         }
+        self.in_use = in_use.to_vec();
+    }
+
+    fn has_place_of(&self, gpu: &Gpu) -> bool {
+        self.gpus.iter().any(|known| is_in_place_of(&known.gpu, gpu))
+    }
+
+    /// The device of which claims have shares and that excludes this one.
+    fn overlapping(&self, gpu: &Gpu) -> Option<Unavailable> {
+        let mut others = self.in_use.iter().filter(|one| one.has_shares);
+        let other = others.find(|other| gpu.is_excluded_by(&other.gpu))?;
+        Some(Unavailable::Overlap(other.gpu.uuid.clone()))
     }
 
     pub(super) fn inventory(&self) -> Inventory {
         let gpus = self.gpus.iter().map(|known| known.gpu.clone()).collect();
         let unavailable = self.gpus.iter().filter_map(|known| {
-            let (why, _) = known.unavailable.clone()?;
+            let own = known.unavailable.clone().map(|(why, _)| why);
+            let why = own.or_else(|| self.overlapping(&known.gpu))?;
             Some((known.gpu.uuid.clone(), why))
         });
         let is_known = |left: &LeftOut| left.uuid.as_ref().is_some_and(|uuid| self.has(uuid));
@@ -116,13 +135,15 @@ impl Published {
 // === impl Known ===
 
 impl Known {
+    fn new(gpu: Gpu) -> Self {
+        Self { gpu, unavailable: None }
+    }
+
     fn apply(&mut self, list: &List, now: Instant) {
-        let found = list.gpus.iter().find(|gpu| gpu.uuid == self.gpu.uuid);
-        if let Some(mig) = found.and_then(|found| found.mig.as_ref())
-            && self.gpu.mig.as_ref().is_none_or(|known| known.profile != mig.profile)
-        {
-            // An instance made in the same place has the same UUID. Claims have been allocated by the former one's size.
-            return self.mark(Unavailable::Replaced(mig.profile.clone()), now);
+        let found = list.gpus.iter().find(|gpu| is_in_place_of(&self.gpu, gpu));
+        if let Some(other) = found.filter(|found| !self.gpu.is_same(found)) {
+            let profile = other.mig.as_ref().map(ToString::to_string).unwrap_or_default();
+            return self.mark(Unavailable::Replaced(format!("{profile} ({})", other.uuid)), now);
         }
         if let Some(found) = found {
             self.gpu = Gpu {
@@ -135,11 +156,25 @@ impl Known {
             self.unavailable = None;
             return;
         }
-        let named = list
-            .left_out
-            .iter()
-            .find(|left| left.uuid.as_ref() == Some(&self.gpu.uuid));
-        self.mark(Unavailable::missing(named), now);
+        self.mark(self.missing(list), now);
+    }
+
+    /// Why it is not in a list.
+    fn missing(&self, list: &List) -> Unavailable {
+        let named = |uuid: &str| list.left_out.iter().find(|left| left.uuid.as_deref() == Some(uuid));
+        let own = named(&self.gpu.uuid);
+        let Some(mig) = self.gpu.mig.as_ref().filter(|_| own.is_none()) else {
+            return Unavailable::missing(own);
+        };
+        match named(&mig.parent).map(|left| &left.why) {
+            // The GPU answers, and this instance is none of its instances.
+            Some(gpus::Error::Mig { .. }) => Unavailable::missing(None),
+            Some(why) => Unavailable::Lost(why.to_string()),
+            None if list.gpus.iter().any(|gpu| gpu.uuid == mig.parent) => {
+                Unavailable::Lost(format!("MIG mode of its GPU {} was switched off", mig.parent))
+            }
+            None => Unavailable::Lost(format!("the driver does not list its GPU {} any more", mig.parent)),
+        }
     }
 
     /// The answer of before holds until there is another one; limits that are known to be kept, until their driver refuses or is
@@ -176,10 +211,25 @@ impl Known {
     }
 }
 
+/// Returns true if the two are the same GPU, or have been instances in the same place.
+fn is_in_place_of(one: &Gpu, other: &Gpu) -> bool {
+    let are_instances = one.mig.is_some() && other.mig.is_some();
+    one.uuid == other.uuid || (are_instances && one.overlaps(other))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::publish::inventory::tests::{gpu, instance};
+
+    /// The GPUs, with shares of claims.
+    fn held<'a>(gpus: impl IntoIterator<Item = &'a Gpu>) -> Vec<InUse> {
+        let held = |gpu: &Gpu| InUse {
+            gpu: gpu.clone(),
+            has_shares: true,
+        };
+        gpus.into_iter().map(held).collect()
+    }
 
     fn list(gpus: &[Gpu]) -> List {
         List {
@@ -203,7 +253,7 @@ mod tests {
             driver_version: "550.1".into(),
             ..gpu(0)
         };
-        let mut published = Published::new(vec![gpu(0)]);
+        let mut published = Published::new(held(&[gpu(0)]));
         published.apply(Ok(&list(&[shrunk, gpu(2)])), &[], Instant::now());
         let inventory = published.inventory();
         let gpus = inventory.by_index();
@@ -220,7 +270,7 @@ mod tests {
                 driver_version: driver_version.into(),
                 ..gpu(0)
             };
-            let mut published = Published::new(vec![with(before, "615.1")]);
+            let mut published = Published::new(held(&[with(before, "615.1")]));
             published.apply(Ok(&list(&[with(found, version)])), &[], Instant::now());
             published.inventory().by_index()[0].1.driver_limit.clone()
         };
@@ -243,17 +293,17 @@ mod tests {
         published.apply(Ok(&second), &[], after(5));
         published.apply(Ok(&second), &[], after(65));
         assert_eq!(taints(&published), [(1, "")], "unpublished");
-        published.apply(Ok(&second), &[gpu(0)], after(75));
-        published.apply(Ok(&second), &[gpu(0)], after(200));
+        published.apply(Ok(&second), &held(&[gpu(0)]), after(75));
+        published.apply(Ok(&second), &held(&[gpu(0)]), after(200));
         assert_eq!(taints(&published), [(0, "lost"), (1, "")]);
-        published.apply(Err("hangs"), &[gpu(0), gpu(2)], after(210));
+        published.apply(Err("hangs"), &held(&[gpu(0), gpu(2)]), after(210));
         assert_eq!(taints(&published), [(0, "lost"), (1, "silent"), (2, "silent")]);
     }
 
     #[test]
     fn a_lost_gpu_is_tainted_until_it_is_back_and_unpublished_once_nothing_holds_it() {
-        let (start, nobody) = (Instant::now(), []);
-        let holds = [gpu(0)];
+        let (start, nobody) = (Instant::now(), held(&[]));
+        let holds = held(&[gpu(0)]);
         let after = |seconds| start + Duration::from_secs(seconds);
         let (both, second) = (list(&[gpu(0), gpu(1)]), list(&[gpu(1)]));
         let mut published = Published::new(Vec::new());
@@ -285,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_gpu_in_mig_mode_says_so_and_a_driver_without_gpus_has_lost_all() {
-        let mut published = Published::new(vec![gpu(0), gpu(1)]);
+        let mut published = Published::new(held(&[gpu(0), gpu(1)]));
         let one_is_divided = List {
             gpus: vec![gpu(1)],
             left_out: vec![LeftOut {
@@ -300,30 +350,111 @@ mod tests {
         assert_eq!(taints(&published), [(0, "lost"), (1, "lost")]);
     }
 
-    /// UUIDs of instances depend on their place alone, so another profile may come back under the same one.
+    const UUID: &str = "MIG-aaaabbbb-1111-5222-8333-444455556666";
+
+    /// Another profile in the same place, with the same UUID or with another one.
     #[test]
-    fn an_instance_that_another_one_replaces_is_unpublished_before_that_one_is_published() {
-        let uuid = "MIG-aaaabbbb-1111-5222-8333-444455556666";
-        let half = instance(0, uuid);
-        let mut eighth = half.clone();
-        eighth.memory = 9_984 << 20;
-        eighth.mig.as_mut().expect("an instance").profile = "1g.10gb".into();
-        let start = Instant::now();
-        let mut published = Published::new(vec![half.clone()]);
-        published.apply(Ok(&list(&[eighth.clone()])), &[], start);
-        let memory = |published: &Published| published.inventory().by_index()[0].1.memory;
-        assert_eq!(
-            (taints(&published), memory(&published)),
-            (vec![(0, "replaced")], half.memory)
-        );
-        published.apply(Ok(&list(&[eighth.clone()])), &[], start + UNPUBLISHED_AFTER);
-        assert_eq!((taints(&published), memory(&published)), (vec![(0, "")], eighth.memory));
+    fn an_instance_in_the_place_of_another_one_is_published_after_that_one() {
+        for uuid in [UUID, "MIG-ccccdddd-1111-5222-8333-444455556666"] {
+            let half = instance(0, UUID);
+            let mut eighth = instance(0, uuid);
+            eighth.memory = 9_984 << 20;
+            eighth.mig.as_mut().expect("an instance").profile = "1g.10gb".into();
+            let start = Instant::now();
+            let mut published = Published::new(held([&half]));
+            published.apply(Ok(&list(std::slice::from_ref(&eighth))), &[], start);
+            assert_eq!(published.inventory().len(), 1, "{uuid}");
+            let memory = |published: &Published| published.inventory().by_index()[0].1.memory;
+            assert_eq!(memory(&published), half.memory);
+            let why = published.inventory().unavailable(UUID).cloned().expect("unavailable");
+            assert!(
+                why.text(UUID).contains(&format!("1g.10gb@4 ({uuid})")),
+                "{}",
+                why.text(UUID)
+            );
+            let holds = held([&half]);
+            published.apply(
+                Ok(&list(std::slice::from_ref(&eighth))),
+                &holds,
+                start + 2 * UNPUBLISHED_AFTER,
+            );
+            assert_eq!(memory(&published), half.memory, "a container may still have its nodes");
+            published.apply(
+                Ok(&list(std::slice::from_ref(&eighth))),
+                &[],
+                start + 2 * UNPUBLISHED_AFTER,
+            );
+            assert_eq!((taints(&published), memory(&published)), (vec![(0, "")], eighth.memory));
+        }
+    }
+
+    #[test]
+    fn a_gpu_and_its_instances_exclude_each_other_while_claims_have_one_of_them() {
+        let (whole, part, start) = (gpu(0), instance(0, UUID), Instant::now());
+        for (held, listed) in [(&part, &whole), (&whole, &part)] {
+            let mut published = Published::new(Vec::new());
+            let listed = list(std::slice::from_ref(listed));
+            published.apply(Ok(&listed), &self::held([held]), start);
+            let why = |published: &Published| {
+                let of_list = &listed.gpus[0].uuid;
+                published.inventory().unavailable(of_list).map(|why| why.text(of_list))
+            };
+            let said = why(&published).expect("unavailable");
+            assert!(
+                said.contains(&held.uuid) && said.contains("delete their pods"),
+                "{said}"
+            );
+            published.apply(Ok(&listed), &[], start);
+            assert_eq!(why(&published), None);
+        }
+        // Another GPU's instance, and another instance of the same GPU, exclude nothing.
+        let mut neighbour = instance(0, "MIG-eeeeffff-1111-5222-8333-444455556666");
+        neighbour.mig.as_mut().expect("an instance").gpu_instance = 7;
+        let mut published = Published::new(Vec::new());
+        published.apply(Ok(&list(&[gpu(1), part.clone()])), &held(&[part, neighbour]), start);
+        assert_eq!(taints(&published)[..2], [(0, ""), (0, "lost")][..]);
+        assert_eq!(published.inventory().unavailable(&gpu(1).uuid), None);
+    }
+
+    #[test]
+    fn a_lost_instance_says_whether_its_gpu_is_there() {
+        let part = instance(0, UUID);
+        let failing = LeftOut {
+            uuid: Some(gpu(0).uuid),
+            why: gpus::Error::Field {
+                index: 0,
+                field: "name".into(),
+                reason: "GPU is lost".into(),
+            },
+        };
+        let divided = LeftOut {
+            uuid: Some(gpu(0).uuid),
+            why: gpus::Error::Mig {
+                uuid: gpu(0).uuid,
+                instances: Vec::new(),
+            },
+        };
+        for (gpus, left_out, expected) in [
+            (vec![], vec![failing], "GPU is lost"),
+            (vec![], vec![divided], "it was destroyed"),
+            (vec![], vec![], "does not list its GPU"),
+            (vec![gpu(0)], vec![], "MIG mode of its GPU"),
+        ] {
+            let mut published = Published::new(held([&part]));
+            let left = List {
+                left_out,
+                ..list(&gpus)
+            };
+            published.apply(Ok(&left), &[], Instant::now());
+            let why = published.inventory().unavailable(UUID).map(|why| why.text(UUID));
+            assert!(why.as_ref().is_some_and(|why| why.contains(expected)), "{why:?}");
+        }
     }
 
     #[test]
     fn a_question_that_failed_recovers_nothing_and_unpublishes_nothing() {
-        let (start, nobody) = (Instant::now(), []);
-        let mut published = Published::new(vec![gpu(0), gpu(1)]);
+        let (start, nobody) = (Instant::now(), held(&[]));
+        let mut published = Published::new(held(&[gpu(0), gpu(1)]));
         published.apply(Ok(&list(&[gpu(1)])), &nobody, start);
         for seconds in [10, 1000] {
             published.apply(Err("hangs"), &nobody, start + Duration::from_secs(seconds));
@@ -343,7 +474,7 @@ mod tests {
             uuid: gpu(index).uuid,
             product: "NVIDIA GB10".into(),
         };
-        let mut published = Published::new(vec![gpu(0)]);
+        let mut published = Published::new(held(&[gpu(0)]));
         let seen = List {
             gpus: vec![gpu(3)],
             left_out: vec![
@@ -354,7 +485,7 @@ mod tests {
             contradictions: vec!["a sentence".into()],
             ..List::default()
         };
-        published.apply(Ok(&seen), &[gpu(0)], Instant::now());
+        published.apply(Ok(&seen), &held(&[gpu(0)]), Instant::now());
         assert_eq!(taints(&published), [(0, "lost"), (3, "")]);
         let inventory = published.inventory();
         let remarks = inventory.remarks();
@@ -372,7 +503,7 @@ mod tests {
         }
         let why = inventory.unavailable(&gpu(0).uuid).map(|why| why.text(&gpu(0).uuid));
         assert!(why.is_some_and(|why| why.contains("gpuMemory")));
-        published.apply(Ok(&list(&[gpu(3)])), &[gpu(0)], Instant::now());
+        published.apply(Ok(&list(&[gpu(3)])), &held(&[gpu(0)]), Instant::now());
         assert_eq!(published.inventory().remarks(), &Remarks::default());
     }
 }

@@ -14,7 +14,7 @@ pub use fault::{Fault, Faults, Reason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use vgpu_api::MONITOR_SUFFIX;
+use vgpu_api::{INSTANCE_PREFIX, MONITOR_SUFFIX};
 use vgpu_node::gpus;
 pub use vgpu_node::gpus::{Gpu, LeftOut, List};
 
@@ -33,8 +33,10 @@ pub enum Unavailable {
     /// The driver's list lacks the GPU. The text is the driver's reason, if it gave one.
     Lost(String),
     Mig,
-    /// An instance with this profile has come in place of this one, under the same UUID.
+    /// This instance has come in place of this one, and programs reach it by the same capability nodes.
     Replaced(String),
+    /// Claims have the device with this UUID, of which this one is a part, or which is a part of this one.
+    Overlap(String),
     /// The driver does not answer, for this reason.
     Silent(String),
 }
@@ -116,6 +118,7 @@ impl Unavailable {
             Self::Lost(_) => "lost",
             Self::Mig => "mig",
             Self::Replaced(_) => "replaced",
+            Self::Overlap(_) => "overlap",
             Self::Silent(_) => "silent",
         }
     }
@@ -131,15 +134,22 @@ impl Unavailable {
             Self::Lost(why) if why.is_empty() => {
                 format!("GPU {uuid} is not in the driver's list any more; check nvidia-smi and dmesg on the node")
             }
+            Self::Lost(why) if uuid.starts_with(OF_INSTANCE) => format!("instance {uuid} cannot be used: {why}"),
             Self::Lost(why) => format!("GPU {uuid} is not in the driver's list any more: {why}"),
             Self::Mig => {
                 let (uuid, instances) = (uuid.to_owned(), Vec::new());
                 gpus::Error::Mig { uuid, instances }.to_string()
             }
-            Self::Replaced(profile) => format!(
-                "instance {uuid} was destroyed, and one with profile {profile} is in its place; delete the pods whose claims \
-                 have the former one, and the new one is published a minute later"
+            Self::Replaced(by) => format!(
+                "instance {uuid} was destroyed, and {by} is in its place; delete the pods whose claims have the former one, \
+                 and the new one is published a minute later"
             ),
+            Self::Overlap(other) if uuid.starts_with(OF_INSTANCE) => format!(
+                "instance {uuid} is a part of GPU {other}, which claims still have as a whole; delete their pods"
+            ),
+            Self::Overlap(other) => {
+                format!("claims still have instance {other} of GPU {uuid}; delete their pods")
+            }
             Self::Silent(why) => format!("the NVIDIA driver does not answer: {why}"),
         }
     }
@@ -148,8 +158,9 @@ impl Unavailable {
 // === impl Inventory ===
 
 impl Inventory {
-    /// Names each GPU `gpu-`, and each instance `mig-`, and the first eight hex digits of its UUID, because an index may change with the
-    /// next reboot. If names collide, they get the whole UUID.
+    /// Names each GPU `gpu-` and the first eight hex digits of its UUID, because an index may change with the next reboot. If
+    /// names collide, they get the whole UUID. The name of an instance also has profile and first slice, because another
+    /// instance in the same place has the same UUID, and a claim that was allocated before must not get that one.
     #[must_use]
     pub fn new(gpus: Vec<Gpu>) -> Self {
         Self::with_unavailable(gpus, BTreeMap::new())
@@ -158,13 +169,13 @@ impl Inventory {
     /// The same; `unavailable` has the reasons of GPUs that are unavailable, by UUID.
     #[must_use]
     pub fn with_unavailable(gpus: Vec<Gpu>, unavailable: BTreeMap<String, Unavailable>) -> Self {
-        let short: Vec<String> = gpus.iter().map(|gpu| short_name(&gpu.uuid)).collect();
+        let short: Vec<String> = gpus.iter().map(short_name).collect();
         let name = |at: usize| {
             let unique = short.iter().filter(|other| **other == short[at]).count() == 1;
             if unique {
                 short[at].clone()
             } else {
-                long_name(&gpus[at].uuid)
+                long_name(&gpus[at])
             }
         };
         let names: Vec<String> = (0..gpus.len()).map(name).collect();
@@ -269,21 +280,41 @@ impl Inventory {
 /// The beginning of an instance's UUID.
 const OF_INSTANCE: &str = "MIG-";
 
-fn short_name(uuid: &str) -> String {
-    let digits = uuid_digits(uuid);
-    label(uuid, digits.get(..8).unwrap_or(&digits))
+/// Eight digits of the UUID.
+fn short_name(gpu: &Gpu) -> String {
+    let digits = uuid_digits(&gpu.uuid);
+    label(gpu, digits.get(..8).unwrap_or(&digits))
 }
 
-/// At most 40 bytes, which leaves room for the suffix in a DNS label.
-fn long_name(uuid: &str) -> String {
-    let digits = uuid_digits(uuid);
-    label(uuid, digits.get(..48).unwrap_or(&digits))
+/// The whole UUID, or its beginning: at most 40 bytes of it, which leaves room for a suffix in a DNS label.
+fn long_name(gpu: &Gpu) -> String {
+    let digits = uuid_digits(&gpu.uuid);
+    label(gpu, digits.get(..40).unwrap_or(&digits))
 }
 
-/// A DNS label must not end with a dash.
-fn label(uuid: &str, digits: &str) -> String {
-    let kind = if uuid.starts_with(OF_INSTANCE) { "mig" } else { "gpu" };
-    format!("{kind}-{digits}").trim_end_matches('-').to_owned()
+/// A DNS label, which must not end with a dash and has at most 63 characters.
+fn label(gpu: &Gpu, digits: &str) -> String {
+    let name = match &gpu.mig {
+        None => format!("gpu-{digits}"),
+        Some(mig) => {
+            let start = mig.placement.map_or(String::new(), |place| format!("-{}", place.start));
+            format!("{INSTANCE_PREFIX}{digits}-{}{start}", profile_label(&mig.profile))
+        }
+    };
+    name.get(..63).unwrap_or(&name).trim_end_matches('-').to_owned()
+}
+
+/// A profile as a part of a DNS label: `3g-40gb` for `3g.40gb`, `1g-10gb-me` for `1g.10gb+me`, `1g-24gb-no-me` for
+/// `1g.24gb-me`, which has no media engines.
+fn profile_label(profile: &str) -> String {
+    let parts = profile
+        .to_ascii_lowercase()
+        .replace('-', "-no-")
+        .replace(['.', '+'], "-");
+    parts
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
+        .collect()
 }
 
 /// A UUID without its prefix and without characters that a device name must not have.
@@ -356,8 +387,8 @@ pub(crate) mod tests {
     fn an_instance_has_a_name_of_its_own_no_monitor_and_the_faults_of_its_gpu() {
         let uuid = "MIG-aaaabbbb-1111-5222-8333-444455556666";
         let inventory = Inventory::new(vec![instance(1, uuid), gpu(0)]);
-        assert!(matches!(inventory.device("mig-aaaabbbb"), Some(Device::Gpu(found)) if found.uuid == uuid));
-        assert_eq!(inventory.device("mig-aaaabbbb-monitor"), None);
+        assert!(matches!(inventory.device("mig-aaaabbbb-3g-40gb-4"), Some(Device::Gpu(found)) if found.uuid == uuid));
+        assert_eq!(inventory.device("mig-aaaabbbb-3g-40gb-4-monitor"), None);
         let fault = Fault {
             reason: Reason::Xid,
             value: "79".into(),
@@ -369,6 +400,51 @@ pub(crate) mod tests {
             (&[fault][..], &[][..])
         );
         assert_eq!(inventory.problem(uuid), Some("xid"));
+    }
+
+    #[test]
+    fn profiles_and_places_have_names_of_their_own_that_are_dns_labels() {
+        let named = |profile: &str, start, uuid: &str| {
+            let mut one = instance(0, uuid);
+            let mig = one.mig.as_mut().expect("an instance");
+            mig.profile = profile.into();
+            mig.placement = Some(gpus::Placement { start, size: 1 });
+            one
+        };
+        let uuid = "MIG-aaaabbbb-1111-5222-8333-444455556666";
+        for (profile, expected) in [
+            ("1g.10gb", "mig-aaaabbbb-1g-10gb-0"),
+            ("1g.10gb+me", "mig-aaaabbbb-1g-10gb-me-0"),
+            ("1g.24gb-me", "mig-aaaabbbb-1g-24gb-no-me-0"),
+            ("1g.24gb+me.all", "mig-aaaabbbb-1g-24gb-me-all-0"),
+            ("1c.3g.40gb", "mig-aaaabbbb-1c-3g-40gb-0"),
+            ("1g/..", "mig-aaaabbbb-1g---0"),
+        ] {
+            let inventory = Inventory::new(vec![named(profile, 0, uuid)]);
+            assert!(
+                inventory.device(expected).is_some(),
+                "{profile}: {:?}",
+                inventory.by_index()
+            );
+        }
+        let alike = ["4", "6"].map(|start| format!("MIG-aaaabbbb-1111-5222-8333-44445555666{start}"));
+        let both = alike
+            .iter()
+            .zip([4, 6])
+            .map(|(uuid, start)| named("2g.20gb+me", start, uuid));
+        let inventory = Inventory::new(both.collect());
+        let names: Vec<&str> = inventory.by_index().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["mig-aaaabbbb-2g-20gb-me-4", "mig-aaaabbbb-2g-20gb-me-6"]);
+        let long = Inventory::new(vec![
+            named(&"g".repeat(70), 0, uuid),
+            named(&"g".repeat(71), 0, &alike[0]),
+        ]);
+        assert!(
+            long.by_index().iter().all(|(name, _)| name.len() <= 63),
+            "{:?}",
+            long.by_index()
+        );
+        assert_eq!(long.len(), 2);
     }
 
     #[test]

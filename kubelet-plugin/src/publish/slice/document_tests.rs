@@ -1,7 +1,8 @@
 //! Generates docs/devices.md from the devices of a GPU, and fails if the file differs. `UPDATE=1` writes it.
 
+use super::tests::WHOLE;
 use super::*;
-use crate::publish::inventory::tests::{gpu, instance};
+use crate::publish::inventory::tests::gpu;
 use std::fmt::Write as _;
 use std::path::Path;
 use vgpu_api::capacity;
@@ -12,11 +13,11 @@ What a ResourceSlice of `dra.vgpu` says of each GPU. This file is generated from
 
 A GPU is two devices: `gpu-<the UUID's first part>`, which claims share, and `gpu-<...>-monitor` without capacity, for admin access ([using.md](using.md)). The GPUs of node `n` are the pool `n/vgpu`, their monitors the pool `n/vgpu-monitor`: the cluster autoscaler takes a node for used as far as the devices of a pool are allocated, and nobody needs to allocate monitors. At most 64 devices are in one slice.
 
-An instance of a GPU in MIG mode is one device, `mig-<the first part of its UUID>`, in the pool of the GPUs; its GPU is none ([mig.md](mig.md)).
+An instance of a GPU in MIG mode is one device, `mig-<the first part of its UUID>-<profile>-<first slice>`, in the pool `n/vgpu-mig`; its GPU is none ([mig.md](mig.md)).
 
 ## Attributes
 
-Both devices of a GPU have the same attributes, and an instance has those of its GPU but for `nvlinkClique`, and three of its own. In a CEL selector, a name without a domain is below `device.attributes['dra.vgpu']`: `device.attributes['dra.vgpu'].productName.matches('H100')`; others are below their domain: `device.attributes['resource.kubernetes.io'].numaNode == 0`. `vgpu-controller` and `vgpu explain` evaluate them as kube-scheduler does.
+All devices have the same attributes. Those of an instance are its GPU's, but for `type`, `uuid`, `profile` and `placement`; `nvlinkClique` is missing. In a CEL selector, a name without a domain is below `device.attributes['dra.vgpu']`: `device.attributes['dra.vgpu'].productName.matches('H100')`; others are below their domain: `device.attributes['resource.kubernetes.io'].numaNode == 0`. `vgpu-controller` and `vgpu explain` evaluate them as kube-scheduler does.
 
 | name | type | example | meaning |
 |---|---|---|---|
@@ -25,7 +26,7 @@ Both devices of a GPU have the same attributes, and an instance has those of its
 const CAPACITY: &str = "
 ## Capacity
 
-The monitor device has none. An instance has `memory` and `multiprocessors`, all of which its claim gets, whatever it asks for; a selector may compare them. Of a GPU, a request is rounded up to the next step; a request without this capacity gets the default.
+The monitor device has none. An instance also has `multiprocessors`, for selectors: no request takes a part of them. An instance that one claim takes whole has `memory` and `multiprocessors` alone. A request is rounded up to the next step; a request without this capacity gets the default.
 
 A request may also write `dra.vgpu/memory`, `dra.vgpu/cores` and `dra.vgpu/shares`: Kubernetes takes both names for one from 1.38 on, and `vgpu-controller` does in controller mode. kube-scheduler 1.36 and 1.37 find no GPU for the long name, so there the admission policy refuses it; it goes by the version that Helm saw at the last install or upgrade of the chart. A map with both names of one capacity is an error. Slices have the short name.
 
@@ -117,13 +118,11 @@ const CAPACITIES: [(&str, &str); 3] = [
 ];
 
 fn document() -> String {
-    let slices = slices(&Inventory::new(vec![gpu(0)]), 64);
+    let slices = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
     let mut text = HEAD.to_owned();
     let attributes = slices[0][0].attributes.as_ref().expect("attributes");
-    let instance = instance(0, "MIG-aaaabbbb-1111-5222-8333-444455556666");
-    let of_instance = super::attributes(device_type::MIG, &instance);
     for Attribute { name, about, .. } in &ATTRIBUTES {
-        let value = attributes.get(*name).unwrap_or_else(|| &of_instance[*name]);
+        let value = &attributes[*name];
         let (kind, example) = match (&value.string, value.int, &value.version) {
             (Some(string), ..) => ("string", string.clone()),
             (_, Some(int), _) => ("int", int.to_string()),

@@ -5,11 +5,12 @@ use crate::publish::inventory::Unavailable;
 use crate::publish::inventory::tests::instance;
 use serde_json::Value;
 
+const NAME: &str = "mig-aaaabbbb-3g-40gb-4";
 const UUID: &str = "MIG-aaaabbbb-1111-5222-8333-444455556666";
 
 /// A claim with the instance.
 fn of_instance(uid: &str) -> (ClaimId, ResourceClaim) {
-    let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu", "device": "mig-aaaabbbb"});
+    let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu-mig", "device": NAME});
     let claim = json!({"metadata": {"name": format!("claim-{uid}"), "namespace": "d", "uid": uid}, "spec": {},
         "status": {"allocation": {"devices": {"results": [result]}}}});
     (id(uid), serde_json::from_value(claim).expect("a claim"))
@@ -37,10 +38,7 @@ fn a_claim_of_an_instance_gets_its_capability_nodes_and_its_memory_as_the_limit(
     on_each_file_system("a_claim_of_an_instance_gets_its_capability_nodes", |rig| {
         let mut node = node_on(rig);
         let prepared = prepare(&mut node, of_instance("u1")).expect("prepared");
-        assert_eq!(
-            (prepared[0].device.as_str(), &prepared[0].share_id),
-            ("mig-aaaabbbb", &None)
-        );
+        assert_eq!((prepared[0].device.as_str(), &prepared[0].share_id), (NAME, &None));
         let spec = spec(rig, "u1");
         let edits = &spec["devices"][0]["containerEdits"];
         let mounts = edits["mounts"].as_array().expect("mounts").iter();
@@ -56,7 +54,7 @@ fn a_claim_of_an_instance_gets_its_capability_nodes_and_its_memory_as_the_limit(
             variables.contains(&"SOFT_GPU_CAPS=/dev/nvidia-caps".into()),
             "{variables:?}"
         );
-        let limits = std::fs::read_to_string(rig.path("run/claims/u1/mig-aaaabbbb/limits")).expect("limits");
+        let limits = std::fs::read_to_string(rig.path(&format!("run/claims/u1/{NAME}/limits"))).expect("limits");
         assert!(limits.contains(&format!("gpu {UUID}\n")), "{limits}");
         assert!(limits.contains(&format!("memory {}\n", 40_448_u64 << 20)), "{limits}");
     });
@@ -71,10 +69,7 @@ fn an_instance_is_prepared_for_one_claim_and_free_again_after_it_also_over_a_res
         let refused = prepare(&mut node, of_instance("u2"))
             .expect_err("it is taken")
             .to_string();
-        assert!(
-            refused.contains("mig-aaaabbbb") && refused.contains("memory"),
-            "{refused}"
-        );
+        assert!(refused.contains(NAME) && refused.contains("memory"), "{refused}");
         unprepare(&mut node, "u1").expect("unprepared");
         prepare(&mut node, of_instance("u2")).expect("free");
         unprepare(&mut node, "u2").expect("unprepared");
@@ -102,4 +97,64 @@ fn an_instance_that_is_gone_or_has_no_nodes_is_refused_with_the_reason() {
         "{refused}"
     );
     assert_eq!(rig.leftovers(), [""; 0]);
+}
+
+/// Its container keeps the capability nodes, by which programs reach whatever is in that place.
+#[test]
+fn a_claim_whose_instance_was_replaced_is_not_prepared_again_and_keeps_its_place() {
+    let rig = Rig::new(false);
+    let mut node = node_on(&rig);
+    prepare(&mut node, of_instance("u1")).expect("prepared");
+    let replaced = BTreeMap::from([(UUID.to_owned(), Unavailable::Replaced("1g.10gb@4 (MIG-other)".into()))]);
+    node.set_inventory(Ok(Inventory::with_unavailable(vec![instance(0, UUID)], replaced)));
+    let refused = prepare(&mut node, of_instance("u1")).expect_err("replaced").to_string();
+    assert!(
+        refused.contains(NAME) && refused.contains("1g.10gb@4 (MIG-other)"),
+        "{refused}"
+    );
+    unprepare(&mut node, "u1").expect("unprepared");
+    assert_eq!(rig.leftovers(), [""; 0]);
+}
+
+/// A scan may be some seconds old when a claim comes, so the node looks at the records too.
+#[test]
+fn a_gpu_and_its_instance_exclude_each_other_whatever_the_last_scan_said() {
+    let rig = Rig::new(false);
+    let mut node = node_on(&rig);
+    let on_gpu = |uid| claim(uid, &[("s1", 10, 0)]);
+    prepare(&mut node, of_instance("u1")).expect("prepared");
+    node.set_inventory(Ok(Inventory::new(vec![gpu(0)])));
+    let refused = prepare(&mut node, on_gpu("u2"))
+        .expect_err("its instance is taken")
+        .to_string();
+    assert!(
+        refused.contains(UUID) && refused.contains("delete their pods"),
+        "{refused}"
+    );
+    unprepare(&mut node, "u1").expect("unprepared");
+    prepare(&mut node, on_gpu("u2")).expect("nobody has an instance of it");
+    node.set_inventory(Ok(Inventory::new(vec![instance(0, UUID)])));
+    let refused = prepare(&mut node, of_instance("u3"))
+        .expect_err("its GPU is taken")
+        .to_string();
+    assert!(
+        refused.contains(&gpu(0).uuid) && refused.contains("as a whole"),
+        "{refused}"
+    );
+    unprepare(&mut node, "u2").expect("unprepared");
+    prepare(&mut node, of_instance("u3")).expect("free");
+    // Another instance in the same place, with another UUID.
+    let mut other = instance(0, "MIG-bbbbcccc-1111-5222-8333-444455556666");
+    other.mig.as_mut().expect("an instance").profile = "1g.10gb".into();
+    node.set_inventory(Ok(Inventory::new(vec![other])));
+    let (id, mut claim) = of_instance("u4");
+    let devices = claim
+        .status
+        .as_mut()
+        .and_then(|status| status.allocation.as_mut()?.devices.as_mut());
+    devices.expect("devices").results.as_mut().expect("results")[0].device = "mig-bbbbcccc-1g-10gb-4".into();
+    let refused = prepare(&mut node, (id, claim))
+        .expect_err("the same capability nodes")
+        .to_string();
+    assert!(refused.contains(UUID), "{refused}");
 }
