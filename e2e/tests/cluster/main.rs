@@ -24,7 +24,7 @@
 //! reallocated.rs shares that are reallocated while a former process still uses them
 //! plugin_storm.rs pods created and deleted while the plugin is killed every 2 s
 //! upgrades.rs   upgrade and rollback under load, and releases that never get ready
-//! softgpu.rs    software GPUs that the chart puts on the node
+//! softgpu.rs    software GPUs that the chart puts on the node; mig.rs those in MIG mode
 //! driver_limit.rs a driver that limits cgroups itself, on machines with cgroup v2 alone
 //! node_faults.rs no API server, a reboot, a full disk, a replaced driver
 //! truth.rs      conditions of claims, and pods that bypass the library or use a GPU without a claim
@@ -59,6 +59,7 @@ mod kueue;
 mod load;
 mod machine;
 mod manifests;
+mod mig;
 mod mistakes;
 mod modes;
 mod node_faults;
@@ -258,6 +259,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Controller, "adversity", adversity::TESTS),
         (Part::Controller, "elsewhere", elsewhere::TESTS),
         (Part::Controller, "mistakes", mistakes::TESTS),
+        (Part::Controller, "mig", mig::IN_CONTROLLER_MODE),
         (Part::Controller, "modes", modes::TESTS),
         (Part::Controller, "quota", quota::IN_CONTROLLER_MODE),
         (Part::Controller, "kueue", kueue::IN_CONTROLLER_MODE),

@@ -127,7 +127,7 @@ fn creates_only_objects_of_its_node(kube: &Kube<'_>, token: &str, unbound: &str)
     let own = Node::FIRST.name();
     let pool = format!("{own}/vgpu");
     let create = ["create", "--dry-run=server", "-f", "-"];
-    for pool in [&pool, &format!("{own}/vgpu-monitor")] {
+    for pool in [&pool, &format!("{own}/vgpu-mig"), &format!("{own}/vgpu-monitor")] {
         let (accepted, said) = say(kube, token, &create, &slice("a", Some(&own), pool, "dra.vgpu"))?;
         ensure!(accepted, "its own slice in {pool}: {said}");
     }

@@ -7,10 +7,11 @@ use vgpu_e2e::cluster::{Cluster, Node};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
-use vgpu_e2e::{image, install, workload};
+use vgpu_e2e::{image, install};
 
 use crate::load::{PROVES, share};
 use crate::manifests::{HOLD, pod};
+use crate::mig;
 use crate::plugins;
 use crate::releases::roll_back;
 use crate::shared::{self, Installed, LIMIT, Test};
@@ -21,13 +22,11 @@ pub(crate) const TESTS: &[Test] = &[(
 )];
 
 /// The state folder differs from that of the cluster's own software GPU, so the GPUs differ too.
-const VALUES: &str =
-    "driverRoot=/,softGpu.gpus=4,softGpu.state=/var/lib/soft-gpu/of-the-chart,gpuMemory.Software GPU GB10=40Gi";
-const STATE: &str = "/var/lib/soft-gpu/of-the-chart";
-/// The init container leaves it as it is. The third GPU's memory is also the system's, and the fourth one has instances.
-const PROFILE: &str = "gpus = 4\nunified = 2\nmig = 3: 3g.40gb@0, 1g.10gb@4\n";
-/// The memory of the larger instance.
-const HALF: u64 = 40_448 << 20;
+pub(crate) const STATE: &str = "/var/lib/soft-gpu/of-the-chart";
+const VALUES: &str = "softGpu.gpus=4,gpuMemory.Software GPU GB10=40Gi";
+/// The init container leaves it as it is. The driver lists processes; the third GPU's memory is also the system's, and the
+/// fourth one has instances.
+const PROFILE: &str = "gpus = 4\nnvml_pids = own\nunified = 2\nmig = 3: 3g.40gb@0, 1g.10gb@4\n";
 
 fn from_the_chart() -> Result<()> {
     if shared::prepared().gpu.is_nvidia() {
@@ -38,27 +37,39 @@ fn from_the_chart() -> Result<()> {
         return Ok(());
     }
     shared::in_namespace_of(shared::observed()?, "soft-gpu", |installed, kube| {
-        let cluster = &installed.cluster;
-        cluster.import(shared::prepared().archive_of(image::SOFT_GPU)?)?;
-        let state = cluster.node(Node::FIRST).path_inside(STATE)?;
-        std::fs::create_dir_all(&state).with_context(|| format!("cannot create {}", state.display()))?;
-        std::fs::write(state.join("profile"), PROFILE).context("cannot write the profile")?;
-        let before = plugins::uids(cluster)?;
-        let tested = upgrade(cluster).and_then(|()| shares(installed, kube, &before));
-        let back = roll_back(cluster).and_then(|()| plugins::settle(cluster, &[]).map(drop));
-        after(tested, back.and_then(|()| plugins::published(installed, kube)))
+        on_gpus_of_the_chart(installed, kube, VALUES, PROFILE, || shares(installed, kube))
     })
 }
 
-fn upgrade(cluster: &Cluster) -> Result<()> {
+/// Runs a test on other software GPUs, those of the chart with these values and this profile, and rolls back.
+pub(crate) fn on_gpus_of_the_chart(
+    installed: &Installed,
+    kube: &Kube<'_>,
+    values: &str,
+    profile: &str,
+    test: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let cluster = &installed.cluster;
+    cluster.import(shared::prepared().archive_of(image::SOFT_GPU)?)?;
+    let state = cluster.node(Node::FIRST).path_inside(STATE)?;
+    std::fs::create_dir_all(&state).with_context(|| format!("cannot create {}", state.display()))?;
+    std::fs::write(state.join("profile"), profile).context("cannot write the profile")?;
+    let before = plugins::uids(cluster)?;
+    let settled = upgrade(cluster, values).and_then(|()| plugins::settle(cluster, &before));
+    let tested = settled.and_then(|_| test());
+    let back = roll_back(cluster).and_then(|()| plugins::settle(cluster, &[]).map(drop));
+    after(tested, back.and_then(|()| plugins::published(installed, kube)))
+}
+
+fn upgrade(cluster: &Cluster, values: &str) -> Result<()> {
     let chart = install::chart();
     let chart = chart.to_str().context("the clone's path is not UTF-8")?;
-    let upgrade = ["upgrade", install::NAME, chart, "--reuse-values", "--set", VALUES];
+    let state = format!("driverRoot=/,softGpu.state={STATE},{values}");
+    let upgrade = ["upgrade", install::NAME, chart, "--reuse-values", "--set", &state];
     Kube::new(cluster, install::NAME).helm(&upgrade).map(drop)
 }
 
-fn shares(installed: &Installed, kube: &Kube<'_>, before: &[String]) -> Result<()> {
-    plugins::settle(&installed.cluster, before)?;
+fn shares(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     wait(LIMIT, "three other GPUs to be published", || {
         let gpus = install::published(kube)?;
         let are_new = gpus.iter().all(|gpu| !installed.gpus.contains(gpu));
@@ -70,7 +81,7 @@ fn shares(installed: &Installed, kube: &Kube<'_>, before: &[String]) -> Result<(
     kube.wait_running("on-a-software-gpu", LIMIT)?;
     kube.exec("on-a-software-gpu", &["sh", "-c", PROVES])?;
     configured(kube)?;
-    instance(installed, kube)?;
+    mig::whole(installed, kube)?;
     // Delete the pods now, because the plugin that the rollback restores does not know these GPUs.
     kube.run(&["delete", "pod", "on-a-software-gpu", "unified", "mig"])
         .map(drop)
@@ -100,74 +111,22 @@ fn configured(kube: &Kube<'_>) -> Result<()> {
         line["total"].as_u64() == install::bytes("4Gi") && line["free"].as_u64() == install::bytes("3Gi"),
         "{line}"
     );
-    wait(
-        LIMIT,
-        "MemoryEnforced to say that only the ledger holds the limit",
-        || {
-            let claim = kube.get(&["resourceclaim", "unified"])?;
-            let conditions = claim["status"]["devices"][0]["conditions"].as_array().cloned();
-            let mut memory = conditions
-                .into_iter()
-                .flatten()
-                .filter(|of| of["type"] == "MemoryEnforced");
-            let memory = memory.next().unwrap_or_default();
-            ensure!(memory["status"] != "True", "{memory}");
-            Ok((memory["reason"] == "LedgerOnly").then_some(()))
-        },
-    )
+    memory_enforced(kube, "unified", "Unknown", "LedgerOnly")
 }
 
-/// The instances of the fourth GPU, which is no device itself: the name and the taints of each.
-fn instances(kube: &Kube<'_>) -> Result<Vec<(String, Vec<String>)>> {
-    let slices = kube.get(&["resourceslices"])?;
-    let all = slices["items"].as_array().cloned().unwrap_or_default();
-    let devices = all
-        .iter()
-        .flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
-    let instances = devices.filter(|device| device["attributes"]["type"]["string"] == "mig");
-    let of = |device: Value| {
-        let taints = device["taints"].as_array().cloned().unwrap_or_default();
-        let keys = taints.iter().filter_map(|taint| taint["key"].as_str());
-        let name = device["name"].as_str().unwrap_or_default().to_owned();
-        (name, keys.map(str::to_owned).collect())
-    };
-    Ok(instances.map(of).collect())
-}
-
-/// The documented example gets the instance that is large enough, whole, and sees nothing else. One that is destroyed is tainted.
-fn instance(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
-    let published = instances(kube)?;
-    ensure!(published.len() == 2, "{published:?}");
-    kube.apply(&workload::manifests(&install::example("mig"))?)?;
-    kube.wait_running("mig", LIMIT)?;
-    let line: Value = serde_json::from_str(&kube.exec("mig", &["vgpu-client", "check"])?)?;
-    ensure!(line["total"].as_u64() == Some(HALF), "{line}");
-    let caps = kube.exec("mig", &["ls", "/dev/nvidia-caps"])?;
-    ensure!(caps.split_whitespace().count() == 2, "{caps}");
-    let shares = workload::shares(kube)?;
-    let of_pod = shares.iter().filter_map(|share| share.device.clone());
-    let device = of_pod
-        .filter(|device| device.starts_with("mig-"))
-        .collect::<Vec<String>>();
-    let [device] = &device[..] else {
-        anyhow::bail!("{device:?}");
-    };
-    // The smaller one is not large enough for a second pod.
-    let second = workload::manifests(&install::example("mig"))?;
-    let second = second.replace("name: mig\n  labels", "name: second\n  labels");
-    kube.apply(&second)?;
-    wait(LIMIT, "the second pod to wait for an instance", || {
-        let events = kube.get(&["events", "--field-selector", "involvedObject.name=second"])?;
-        Ok(events.to_string().contains("FailedScheduling").then_some(()))
-    })?;
-    kube.run(&["delete", "pod", "second", "--wait=false"])?;
-    let state = installed.cluster.node(Node::FIRST).path_inside(STATE)?;
-    std::fs::write(state.join("control"), "gone 3 1\n").context("cannot write the control file")?;
-    wait(LIMIT, "the destroyed instance to be tainted", || {
-        let all = instances(kube)?;
-        let found = all.iter().find(|(name, _)| name == device);
-        Ok(found
-            .is_some_and(|(_, taints)| taints.contains(&"dra.vgpu/lost".to_owned()))
-            .then_some(()))
-    })
+/// Waits until a claim's condition says so; it is never True before.
+pub(crate) fn memory_enforced(kube: &Kube<'_>, claim: &str, status: &str, reason: &str) -> Result<()> {
+    let last = std::cell::RefCell::new(Value::Null);
+    let what = format!("MemoryEnforced of {claim} to be {status} for the reason {reason}");
+    let found = wait(LIMIT, &what, || {
+        let claim = kube.get(&["resourceclaim", claim])?;
+        let conditions = claim["status"]["devices"][0]["conditions"].as_array().cloned();
+        let mut conditions = conditions.into_iter().flatten();
+        let memory = conditions.find(|of| of["type"] == "MemoryEnforced").unwrap_or_default();
+        ensure!(status == "True" || memory["status"] != "True", "{memory}");
+        let is_there = memory["status"] == status && memory["reason"] == reason;
+        last.replace(memory);
+        Ok(is_there.then_some(()))
+    });
+    found.with_context(|| format!("the condition was {}", last.borrow()))
 }

@@ -1,0 +1,154 @@
+//! GPUs in MIG mode: a claim has an instance whole, and claims share one.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vgpu_e2e::cluster::Node;
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{install, workload};
+
+use crate::manifests::pod;
+use crate::shared::{self, Installed, LIMIT, Test};
+use crate::softgpu::{STATE, memory_enforced, on_gpus_of_the_chart};
+
+pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[("claims_share_an_instance_in_controller_mode", in_controller_mode)];
+
+/// The memory of the larger instance.
+const HALF: u64 = 40_448 << 20;
+
+/// A GPU without MIG beside two instances.
+fn in_controller_mode() -> Result<()> {
+    if shared::prepared().gpu.is_nvidia() {
+        vgpu_skip::skip(
+            "mig::claims_share_an_instance_in_controller_mode",
+            "the init container refuses this machine, which has a real driver",
+        );
+        return Ok(());
+    }
+    shared::in_namespace_of(shared::controlled()?, "mig", |installed, kube| {
+        let values = "softGpu.gpus=2,mig.instances=shared";
+        let profile = "gpus = 2\nmig = 1: 3g.40gb@0, 1g.10gb@4\n";
+        on_gpus_of_the_chart(installed, kube, values, profile, || shares(kube))
+    })
+}
+
+/// Two claims have parts of an instance, which a third one that wants all of it then gets when they have ended.
+fn shares(kube: &Kube<'_>) -> Result<()> {
+    two_instances(kube)?;
+    let select = |expression: &str| json!([{"cel": {"expression": expression}}]);
+    let claim = |name: &str, exactly: Value| {
+        let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}});
+        let hold = ["vgpu-client", "hold"];
+        let pod = pod(name, "client", &hold, name).replace("resourceClaimTemplateName", "resourceClaimName");
+        format!("{claim}\n---\n{pod}")
+    };
+    let part = json!({"deviceClassName": "vgpu", "capacity": {"requests": {"memory": "10Gi", "cores": "25"}},
+        "selectors": select("device.attributes['dra.vgpu'].profile == '3g.40gb'")});
+    for name in ["first", "second"] {
+        kube.apply(&claim(name, part.clone()))?;
+    }
+    for name in ["first", "second"] {
+        kube.wait_running(name, LIMIT)?;
+        let line: Value = serde_json::from_str(&kube.exec(name, &["vgpu-client", "check"])?)?;
+        ensure!(line["total"].as_u64() == install::bytes("10Gi"), "{line}");
+        let caps = kube.exec(name, &["ls", "/dev/nvidia-caps"])?;
+        ensure!(caps.split_whitespace().count() == 2, "{caps}");
+    }
+    let device = |name: &str| -> Result<Value> {
+        let claim = kube.get(&["resourceclaim", name])?;
+        Ok(claim["status"]["allocation"]["devices"]["results"][0].clone())
+    };
+    let (first, second) = (device("first")?, device("second")?);
+    ensure!(
+        first["device"] == second["device"] && first["shareID"] != second["shareID"],
+        "{first} {second}"
+    );
+    ensure!(
+        first["pool"].as_str().is_some_and(|pool| pool.ends_with("/vgpu-mig")),
+        "{first}"
+    );
+    let whole = json!({"deviceClassName": "vgpu-mig",
+        "selectors": select("device.attributes['dra.vgpu'].profile == '3g.40gb'")});
+    kube.apply(&claim("whole", whole))?;
+    wait(
+        LIMIT,
+        "the pod that wants the instance whole to say why it waits",
+        || {
+            let events = kube.get(&["events", "--field-selector", "involvedObject.name=whole"])?;
+            Ok(events.to_string().contains("mig-").then_some(()))
+        },
+    )?;
+    kube.run(&["delete", "pod", "first", "second"])?;
+    kube.run(&["delete", "resourceclaim", "first", "second"])?;
+    kube.wait_running("whole", LIMIT)?;
+    let line: Value = serde_json::from_str(&kube.exec("whole", &["vgpu-client", "check"])?)?;
+    ensure!(line["total"].as_u64() == Some(HALF), "{line}");
+    // Delete the pod now, because the plugin that the rollback restores does not know these GPUs.
+    kube.run(&["delete", "pod", "whole"]).map(drop)
+}
+
+fn two_instances(kube: &Kube<'_>) -> Result<()> {
+    wait(LIMIT, "two instances to be published", || {
+        Ok((instances(kube)?.len() == 2).then_some(()))
+    })
+}
+
+/// The published instances: the name and the taints of each.
+fn instances(kube: &Kube<'_>) -> Result<Vec<(String, Vec<String>)>> {
+    let slices = kube.get(&["resourceslices"])?;
+    let all = slices["items"].as_array().cloned().unwrap_or_default();
+    let devices = all
+        .iter()
+        .flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+    let instances = devices.filter(|device| device["attributes"]["type"]["string"] == "mig");
+    let of = |device: Value| {
+        let taints = device["taints"].as_array().cloned().unwrap_or_default();
+        let keys = taints.iter().filter_map(|taint| taint["key"].as_str());
+        let name = device["name"].as_str().unwrap_or_default().to_owned();
+        (name, keys.map(str::to_owned).collect())
+    };
+    Ok(instances.map(of).collect())
+}
+
+/// The documented example gets the instance that is large enough, whole, and sees nothing else. One that is destroyed is tainted.
+pub(crate) fn whole(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
+    two_instances(kube)?;
+    kube.apply(&workload::manifests(&install::example("mig"))?)?;
+    kube.wait_running("mig", LIMIT)?;
+    let line: Value = serde_json::from_str(&kube.exec("mig", &["vgpu-client", "check"])?)?;
+    ensure!(line["total"].as_u64() == Some(HALF), "{line}");
+    let caps = kube.exec("mig", &["ls", "/dev/nvidia-caps"])?;
+    ensure!(caps.split_whitespace().count() == 2, "{caps}");
+    let shares = workload::shares(kube)?;
+    let of_pod = shares.iter().filter_map(|share| share.device.clone());
+    let device = of_pod
+        .filter(|device| device.starts_with("mig-"))
+        .collect::<Vec<String>>();
+    let [device] = &device[..] else {
+        anyhow::bail!("{device:?}");
+    };
+    let of_mig = shares
+        .iter()
+        .find(|share| share.pod == "mig")
+        .context("no claim of the pod")?;
+    memory_enforced(kube, &of_mig.claim, "True", "Library")?;
+    // The smaller one is not large enough for a second pod.
+    let second = workload::manifests(&install::example("mig"))?;
+    let second = second.replace("name: mig\n  labels", "name: second\n  labels");
+    kube.apply(&second)?;
+    wait(LIMIT, "the second pod to wait for an instance", || {
+        let events = kube.get(&["events", "--field-selector", "involvedObject.name=second"])?;
+        Ok(events.to_string().contains("FailedScheduling").then_some(()))
+    })?;
+    kube.run(&["delete", "pod", "second", "--wait=false"])?;
+    let state = installed.cluster.node(Node::FIRST).path_inside(STATE)?;
+    std::fs::write(state.join("control"), "gone 3 1\n").context("cannot write the control file")?;
+    wait(LIMIT, "the destroyed instance to be tainted", || {
+        let all = instances(kube)?;
+        let found = all.iter().find(|(name, _)| name == device);
+        Ok(found
+            .is_some_and(|(_, taints)| taints.contains(&"dra.vgpu/lost".to_owned()))
+            .then_some(()))
+    })
+}
