@@ -109,19 +109,28 @@ fn documented() -> Vec<(String, String)> {
     texts
 }
 
-/// A node with `gpus` GPUs of this memory and an instance of another one, and the chart's classes.
-fn cluster(gpus: usize, memory: &str) -> Vec<Value> {
+/// A node with `gpus` GPUs of this memory and so many instances of another one, which claims share, and the chart's classes.
+fn cluster(gpus: usize, memory: &str, instances: usize) -> Vec<Value> {
     let gpu = |at: usize| {
         json!({"name": format!("gpu-{at}"), "allowMultipleAllocations": true, "attributes": {
-            "type": {"string": "gpu"}, "driverLimit": {"string": "dmem"}, "uuid": {"string": format!("GPU-{at}")},
+            "type": {"string": "gpu"}, "profile": {"string": "none"}, "driverLimit": {"string": "dmem"}, "uuid": {"string": format!("GPU-{at}")},
             "nvlinkClique": {"string": "GPU-0"}}, "capacity": {
             "memory": {"value": memory, "requestPolicy": {"default": memory, "validRange": {"min": "64Mi", "step": "1Mi"}}},
             "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}}})
     };
-    let instance = json!({"name": "mig-0", "attributes": {"type": {"string": "mig"}, "profile": {"string": "3g.40gb"}},
-        "capacity": {"memory": {"value": "40448Mi"}, "multiprocessors": {"value": "60"}}});
+    let mut instance = gpu(0);
+    instance["name"] = "mig-0".into();
+    instance["attributes"]["type"] = json!({"string": "mig"});
+    instance["attributes"]["profile"] = json!({"string": "3g.40gb"});
+    instance["capacity"]["memory"]["value"] = "40448Mi".into();
+    instance["capacity"]["memory"]["requestPolicy"]["default"] = "40448Mi".into();
     let class = |name: &str, kind: &str| {
-        let expression = format!("device.driver == \"dra.vgpu\" && device.attributes[\"dra.vgpu\"].type == \"{kind}\"");
+        let kind = format!("device.attributes[\"dra.vgpu\"].type == \"{kind}\"");
+        let shared = "device.attributes[\"dra.vgpu\"].type == \"mig\" && device.allowMultipleAllocations";
+        let expression = match name {
+            "vgpu" => format!("device.driver == \"dra.vgpu\" && ({kind} || {shared})"),
+            _ => format!("device.driver == \"dra.vgpu\" && {kind}"),
+        };
         json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": {
             "selectors": [{"cel": {"expression": expression}}]}})
     };
@@ -132,7 +141,7 @@ fn cluster(gpus: usize, memory: &str) -> Vec<Value> {
         class("vgpu-mig", "mig"),
         json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "n1-vgpu"}, "spec": {
             "driver": "dra.vgpu", "nodeName": "n1", "pool": {"name": "n1/vgpu", "generation": 1, "resourceSliceCount": 1},
-            "devices": (0..gpus).map(gpu).chain([instance]).collect::<Vec<_>>()}}),
+            "devices": (0..gpus).map(gpu).chain(std::iter::repeat_n(instance, instances)).collect::<Vec<_>>()}}),
     ]
 }
 
@@ -202,7 +211,7 @@ fn four_of_the_readmes_pods_run_on_a_gpu_and_the_fifth_waits() {
     let job = json!({"parallelism": 5, "template": {"spec": pod["spec"]}});
     *pod = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": job});
     // What NVML reports of an H100 with 80 GB.
-    objects.extend(cluster(1, "81559Mi"));
+    objects.extend(cluster(1, "81559Mi", 0));
     let (status, said, _) = fit(objects);
     assert_eq!(status, Some(1), "{said}");
     assert!(
@@ -231,7 +240,7 @@ fn every_documented_object_is_valid_and_has_room() {
         if objects.is_empty() {
             continue;
         }
-        objects.extend(cluster(2, "80Gi"));
+        objects.extend(cluster(2, "80Gi", 1));
         let (status, said, errors) = fit(objects);
         assert_eq!((status, errors.as_str()), (Some(0), ""), "{place}: {said}");
         checked += 1;

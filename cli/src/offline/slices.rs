@@ -175,7 +175,12 @@ fn like(node: &str, slices: &[Value], name: &str) -> Result<Devices, SlicesError
         }
         slices.sort_by_key(|slice| slice["metadata"]["name"].as_str().unwrap_or_default().to_owned());
         let all = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array());
-        for device in all.flatten() {
+        // A GPU in MIG mode stays for a while beside its instances.
+        let is_divided = |device: &&Value| {
+            let mut taints = device["taints"].as_array().into_iter().flatten();
+            taints.any(|taint| taint["key"] == "dra.vgpu/mig")
+        };
+        for device in all.flatten().filter(|device| !is_divided(device)) {
             let device = template(device.clone(), &mut numbers);
             let pool = here.of_device(device["name"].as_str().unwrap_or_default()).to_owned();
             devices.entry(pool).or_default().push(device);
@@ -202,15 +207,10 @@ fn number(known: &mut BTreeMap<String, usize>, name: String) -> usize {
 fn template(mut device: Value, numbers: &mut Numbers) -> Value {
     let name = device["name"].as_str().unwrap_or_default();
     let gpu = name.strip_suffix(MONITOR_SUFFIX).unwrap_or(name).to_owned();
-    let mut suffix = name.strip_prefix(&gpu).unwrap_or_default().to_owned();
-    // `mig-UUID-PROFILE-START`
-    let instance = name.strip_prefix(INSTANCE_PREFIX).and_then(|rest| rest.split_once('-'));
-    let prefix = match instance {
-        Some((_, profile_and_start)) => {
-            suffix = format!("-{profile_and_start}");
-            INSTANCE_PREFIX
-        }
-        None => "gpu-",
+    let suffix = name.strip_prefix(&gpu).unwrap_or_default().to_owned();
+    let prefix = match name.starts_with(INSTANCE_PREFIX) {
+        true => INSTANCE_PREFIX,
+        false => "gpu-",
     };
     device["name"] = format!("{prefix}{}{suffix}", number(&mut numbers.gpus, gpu)).into();
     if let Some(clique) = device.pointer_mut("/attributes/nvlinkClique") {

@@ -164,7 +164,7 @@ pub mod device_type {
     pub const ATTRIBUTE: &str = "type";
     /// A GPU that can be shared.
     pub const GPU: &str = "gpu";
-    /// An instance of a GPU in MIG mode, which one claim takes whole.
+    /// An instance of a GPU in MIG mode.
     pub const MIG: &str = "mig";
     /// The monitor device beside a GPU.
     pub const MONITOR: &str = "monitor";

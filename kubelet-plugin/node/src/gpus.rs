@@ -105,14 +105,10 @@ pub enum Error {
         instances: Vec<String>,
     },
     #[error(
-        "instance {uuid}: its GPU instance {gpu_instance} has {count} compute instances, and each has all of its memory; keep \
-         one of them (nvidia-smi mig -dci), or make a GPU instance for each"
+        "GPU instance {gpu_instance} has, or may have, {count} compute instances, and each has all of its memory; keep one of \
+         them (nvidia-smi mig -dci), or make a GPU instance for each"
     )]
-    SeveralInstances {
-        uuid: String,
-        gpu_instance: u32,
-        count: usize,
-    },
+    SeveralInstances { gpu_instance: u32, count: usize },
     #[error(
         "GPU {gpu}: GPU instance {gpu_instance} has no compute instance, so no program can use it; make one (nvidia-smi mig \
          -i {index} -gi {gpu_instance} -cci), or destroy it (nvidia-smi mig -i {index} -gi {gpu_instance} -dgi)"
@@ -129,13 +125,19 @@ pub enum Error {
     NoGpu,
 }
 
+/// The beginning of an instance's UUID.
+pub const UUID_OF_INSTANCE: &str = "MIG-";
+
 // === impl Gpu ===
 
 impl Gpu {
-    /// Returns true if a program with one of the two reaches hardware of the other: a GPU and its instances, or two instances
-    /// with the same capability nodes, of which one came after the other.
+    /// Returns true if a container that has one of the two can use hardware of the other: a GPU and its instances, or two
+    /// instances in the same place, of which one came after the other. An instance in an unknown place may be anywhere.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
+        if self.is_in_unknown_place() || other.is_in_unknown_place() {
+            return true;
+        }
         match (&self.mig, &other.mig) {
             (None, None) => self.uuid == other.uuid,
             (Some(mig), None) => mig.parent == other.uuid,
@@ -153,8 +155,26 @@ impl Gpu {
     /// Returns true if it is the same GPU or instance. Another instance in the same place may have the same UUID.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        let of = |gpu: &Self| gpu.mig.as_ref().map(|mig| (mig.profile.clone(), mig.placement));
-        self.uuid == other.uuid && self.overlaps(other) && of(self) == of(other)
+        let of = |gpu: &Self| {
+            let mig = gpu.mig.as_ref()?;
+            Some((mig.profile.clone(), mig.placement, mig.compute_instance))
+        };
+        let is_like = || self.is_in_unknown_place() || other.is_in_unknown_place() || of(self) == of(other);
+        self.uuid == other.uuid && self.overlaps(other) && is_like()
+    }
+
+    /// An instance of which only the UUID is known; None: it is the UUID of a GPU.
+    #[must_use]
+    pub fn in_unknown_place(uuid: &str) -> Option<Self> {
+        uuid.starts_with(UUID_OF_INSTANCE).then(|| Self {
+            uuid: uuid.to_owned(),
+            ..Self::default()
+        })
+    }
+
+    #[must_use]
+    pub fn is_in_unknown_place(&self) -> bool {
+        self.mig.is_none() && self.uuid.starts_with(UUID_OF_INSTANCE)
     }
 
     /// Returns true if the driver limits the memory of cgroups on this GPU.
@@ -300,8 +320,7 @@ fn read_one(asked: &Asked<'_>, index: u32, instances: &mut Vec<Result<Gpu, LeftO
         uuid: uuid.clone(),
         ..Gpu::default()
     };
-    // Drivers and GPUs without MIG return an error here.
-    if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
+    if is_divided(&device).map_err(failed("MIG mode"))? {
         let found = mig::instances(nvml, &device, &uuid).into_iter();
         let found: Vec<Result<Gpu, LeftOut>> = found.map(|one| one_of(&gpu, one)).collect();
         let named = found
@@ -322,6 +341,20 @@ fn read_one(asked: &Asked<'_>, index: u32, instances: &mut Vec<Result<Gpu, LeftO
     Ok((gpu, links))
 }
 
+/// Returns true if a GPU is in MIG mode.
+///
+/// # Errors
+/// The driver does not say it: then the GPU must not be taken for a whole one.
+pub fn is_divided(device: &nvml_wrapper::Device<'_>) -> Result<bool, NvmlError> {
+    use NvmlError::{FailedToLoadSymbol, FunctionNotFound, InvalidArg, NotSupported};
+    match device.mig_mode() {
+        Ok(mode) => Ok(mode.current != 0),
+        // GPUs and drivers without MIG.
+        Err(NotSupported | InvalidArg | FunctionNotFound | FailedToLoadSymbol(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// An instance of `gpu`, with its properties, or why it is left out.
 fn one_of(gpu: &Gpu, found: Result<mig::Found, mig::Unusable>) -> Result<Gpu, LeftOut> {
     let (uuid, why) = match found {
@@ -333,7 +366,9 @@ fn one_of(gpu: &Gpu, found: Result<mig::Found, mig::Unusable>) -> Result<Gpu, Le
                 ..gpu.clone()
             });
         }
-        Err(mig::Unusable::Unreadable { uuid, field, reason }) => {
+        Err(mig::Unusable::Unreadable {
+            uuid, field, reason, ..
+        }) => {
             let (index, field) = (gpu.index, Cow::Owned(field));
             (uuid, Error::Field { index, field, reason })
         }
@@ -341,17 +376,7 @@ fn one_of(gpu: &Gpu, found: Result<mig::Found, mig::Unusable>) -> Result<Gpu, Le
             uuid,
             gpu_instance,
             count,
-        }) => {
-            let named = uuid.clone();
-            (
-                Some(uuid),
-                Error::SeveralInstances {
-                    uuid: named,
-                    gpu_instance,
-                    count,
-                },
-            )
-        }
+        }) => (Some(uuid), Error::SeveralInstances { gpu_instance, count }),
         Err(mig::Unusable::Empty { gpu_instance }) => {
             let (gpu, index) = (gpu.uuid.clone(), gpu.index);
             (

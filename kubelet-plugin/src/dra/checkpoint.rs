@@ -121,7 +121,8 @@ impl Entry {
 // === impl Checkpoint ===
 
 impl Checkpoint {
-    /// The GPUs that claims have, by index.
+    /// The GPUs that claims have, by index. A claim that was rebuilt from limits files may have an instance in a place that
+    /// nobody knows.
     #[must_use]
     pub fn in_use(&self) -> Vec<InUse> {
         let limited = self.claims.values().flat_map(Entry::limited);
@@ -130,7 +131,10 @@ impl Checkpoint {
             has_shares: with_shares.contains(gpu.uuid.as_str()),
             gpu: gpu.clone(),
         };
+        let unknown = with_shares.iter().filter(|uuid| !self.gpus.contains_key(**uuid));
+        let unplaced = unknown.filter_map(|uuid| Gpu::in_unknown_place(uuid));
         let mut all: Vec<InUse> = self.gpus.values().map(in_use).collect();
+        all.extend(unplaced.map(|gpu| InUse { gpu, has_shares: true }));
         all.sort_by_key(|one| one.gpu.index);
         all
     }

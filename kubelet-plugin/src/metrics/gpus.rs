@@ -38,7 +38,7 @@ fn samples(sources: &Sources) -> Vec<Sample> {
                 ("gpu", gpu.uuid.clone()),
                 ("UUID", gpu.uuid.clone()),
                 ("dra_device_name", device.to_owned()),
-                ("dra_pool_name", node.pools().gpus),
+                ("dra_pool_name", node.pools().of_device(device).to_owned()),
             ],
             model: gpu.name.clone(),
             driver_version: gpu.driver_version.clone(),

@@ -8,6 +8,7 @@ use super::faults::{self, Events};
 use super::{GpuDriver, GpuSample, Memory, Sample, library, processes};
 use crate::publish::inventory::Error;
 use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,10 +65,14 @@ impl Local {
             let Some(mut gpu) = state.read(&nvml, index) else {
                 continue;
             };
-            let of_gpu = instances(&nvml, index);
-            gpu.memory = without_parts(gpu.memory, &of_gpu);
+            match instances(&nvml, index) {
+                Ok(of_gpu) => {
+                    gpu.memory = without_parts(gpu.memory, &of_gpu);
+                    parts.extend(of_gpu);
+                }
+                Err(why) => gpu.memory = Err(why.to_string()),
+            }
             gpus.push(gpu);
-            parts.extend(of_gpu);
         }
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.pass_on(&mut gpus.iter_mut().map(|gpu| &mut gpu.faults).collect::<Vec<_>>());
@@ -119,24 +124,26 @@ impl State {
 }
 
 /// Reads the instances of a GPU in MIG mode. Faults are their GPU's, and NVML measures no use of time for them.
-fn instances(nvml: &Nvml, index: u32) -> Vec<GpuSample> {
-    let Ok(device) = nvml.device_by_index(index) else {
-        return Vec::new();
-    };
-    if !device.mig_mode().is_ok_and(|mode| mode.current != 0) {
-        return Vec::new();
+fn instances(nvml: &Nvml, index: u32) -> Result<Vec<GpuSample>, NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    if !gpus::is_divided(&device)? {
+        return Ok(Vec::new());
     }
-    let count = device.mig_device_count().unwrap_or(0);
-    let found = (0..count).filter_map(|index| device.mig_device_by_index(index).ok());
-    let sample = |instance: nvml_wrapper::Device<'_>| {
-        Some(GpuSample {
-            faults: faults::Reading::unsupported(&instance.uuid().ok()?),
+    let mut found = Vec::new();
+    for index in 0..device.mig_device_count()? {
+        let instance = match device.mig_device_by_index(index) {
+            // Indices have gaps.
+            Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
+            instance => instance?,
+        };
+        found.push(GpuSample {
+            faults: faults::Reading::unsupported(&instance.uuid()?),
             memory: processes::memory(&instance).map_err(|error| error.to_string()),
             used: None,
             busy: None,
-        })
-    };
-    found.filter_map(sample).collect()
+        });
+    }
+    Ok(found)
 }
 
 /// A GPU's processes without those of its instances: a privileged caller finds these in both lists, and they are explained by

@@ -7,6 +7,7 @@
 use crate::publish::inventory::{Gpu, Inventory, Unavailable};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceTaint};
 use std::collections::BTreeMap;
+use vgpu_api::capacity::{MEMORY, MULTIPROCESSORS};
 use vgpu_api::slice::{self, MAX_DEVICES};
 use vgpu_api::{DRIVER_NAME, INSTANCE_PREFIX, MONITOR_SUFFIX, device_type};
 use vgpu_node::driver_limit::DriverLimit;
@@ -73,15 +74,28 @@ pub fn is_held(device: &Device) -> bool {
     !device.name.ends_with(MONITOR_SUFFIX)
 }
 
-/// Removes the devices that need consumable capacity. An API server without it would drop the fields that
-/// make a GPU shareable, and the scheduler would allocate the GPU whole.
+/// Removes the GPUs, which need consumable capacity: an API server without it would drop the fields that make them shareable,
+/// and the scheduler would allocate a GPU whole. Instances can be allocated whole.
 #[must_use]
 pub fn without_shared(slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
-    let keep = |device: &Device| device.allow_multiple_allocations != Some(true);
+    let without = |device: Device| match device.allow_multiple_allocations {
+        Some(true) => is_instance(&device).then(|| whole(device)),
+        _ => Some(device),
+    };
     let kept = slices
         .into_iter()
-        .map(|devices| devices.into_iter().filter(keep).collect());
+        .map(|devices| devices.into_iter().filter_map(without).collect());
     kept.filter(|devices: &Vec<Device>| !devices.is_empty()).collect()
+}
+
+/// An instance as a device that one claim takes.
+fn whole(mut device: Device) -> Device {
+    device.allow_multiple_allocations = None;
+    if let Some(capacity) = &mut device.capacity {
+        capacity.retain(|name, _| [MEMORY, MULTIPROCESSORS].contains(&name.as_str()));
+        capacity.values_mut().for_each(|of| of.request_policy = None);
+    }
+    device
 }
 
 /// Returns true if the API server kept the fields of `sent` that consumable capacity needs.
@@ -390,6 +404,10 @@ pub(crate) mod tests {
 
         let of_instances = true;
         let shared = slices(&inventory, Sharing { of_instances, ..WHOLE });
+        assert_eq!(
+            without_shared(shared.clone()),
+            without_shared(slices(&inventory, WHOLE))
+        );
         let device = serde_json::to_value(&shared[1][0]).expect("JSON");
         assert_eq!(device["allowMultipleAllocations"], true);
         let capacity = &device["capacity"];

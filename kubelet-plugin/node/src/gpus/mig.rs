@@ -11,7 +11,7 @@ use super::read_memory::{MIB, memory_by_nvml};
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The properties of an instance that its GPU does not have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ const BEFORE_PROFILE: &str = " MIG ";
 
 /// NVML knows no profile of a higher number.
 const LAST_PROFILE: u32 = 0x11;
-/// No GPU has room for more instances.
+/// More than any GPU of today has.
 const MOST_INSTANCES: usize = 16;
 
 /// An instance as NVML describes it.
@@ -55,9 +55,10 @@ pub(super) struct Found {
 
 /// An instance that no claim may have.
 pub(super) enum Unusable {
-    /// A field could not be read. The UUID is there if that one could.
+    /// A field could not be read. UUID and GPU instance are there if these could.
     Unreadable {
         uuid: Option<String>,
+        gpu_instance: Option<u32>,
         field: String,
         reason: String,
     },
@@ -75,24 +76,36 @@ pub(super) enum Unusable {
 pub(super) fn instances(nvml: &Nvml, device: &Device<'_>, parent: &str) -> Vec<Result<Found, Unusable>> {
     let count = match device.mig_device_count() {
         Ok(count) => count,
-        Err(error) => return vec![Err(unreadable(None, "number of instances", &error))],
+        Err(error) => return vec![Err(unreadable("number of instances", &error))],
     };
     let found = (0..count).filter_map(|index| match device.mig_device_by_index(index) {
         // Indices have gaps. A driver may call an index beyond its instances invalid.
         Err(NvmlError::NotFound | NvmlError::InvalidArg) => None,
-        Err(error) => Some(Err(unreadable(None, &format!("instance {index}"), &error))),
+        Err(error) => Some(Err(unreadable(&format!("instance {index}"), &error))),
         Ok(instance) => Some(read(nvml, device, &instance, index, parent)),
     });
-    let found: Vec<_> = found.collect();
-    // One that cannot be read may be the compute instance of any GPU instance.
-    let are_all_read = found.iter().all(Result::is_ok);
-    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-    for one in found.iter().flatten() {
-        *counts.entry(one.instance.gpu_instance).or_default() += 1;
+    let mut all = alone(found.collect());
+    let places: Option<BTreeSet<u32>> = all.iter().map(place_of).collect();
+    // One in an unknown place may be the compute instance of any of them.
+    if let Some(places) = places {
+        let made = gpu_instances(nvml, device).into_iter();
+        let empty = made.filter(|id| !places.contains(id));
+        all.extend(empty.map(|gpu_instance| Err(Unusable::Empty { gpu_instance })));
     }
+    all
+}
+
+/// Leaves out those that may not have the memory of their GPU instance alone.
+fn alone(found: Vec<Result<Found, Unusable>>) -> Vec<Result<Found, Unusable>> {
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    for id in found.iter().filter_map(place_of) {
+        *counts.entry(id).or_default() += 1;
+    }
+    // One whose GPU instance is not known may be in any of them.
+    let nameless = found.iter().filter(|one| place_of(one).is_none()).count();
     let has_memory_alone = |one: Found| {
         let gpu_instance = one.instance.gpu_instance;
-        match counts[&gpu_instance] {
+        match counts[&gpu_instance] + nameless {
             1 => Ok(one),
             count => Err(Unusable::Several {
                 uuid: one.uuid,
@@ -101,19 +114,24 @@ pub(super) fn instances(nvml: &Nvml, device: &Device<'_>, parent: &str) -> Vec<R
             }),
         }
     };
-    let mut all: Vec<_> = found.into_iter().map(|one| one.and_then(has_memory_alone)).collect();
-    let made = are_all_read.then(|| gpu_instances(nvml, device));
-    let empty = made.into_iter().flatten().filter(|id| !counts.contains_key(id));
-    all.extend(empty.map(|gpu_instance| Err(Unusable::Empty { gpu_instance })));
-    all
+    found.into_iter().map(|one| one.and_then(has_memory_alone)).collect()
+}
+
+/// The GPU instance of one that was found, if it is known.
+fn place_of(found: &Result<Found, Unusable>) -> Option<u32> {
+    match found {
+        Ok(found) => Some(found.instance.gpu_instance),
+        Err(Unusable::Unreadable { gpu_instance, .. }) => *gpu_instance,
+        Err(Unusable::Several { gpu_instance, .. } | Unusable::Empty { gpu_instance }) => Some(*gpu_instance),
+    }
 }
 
 /// The ids of all GPU instances, also of those without a compute instance. None of them: this process may not list them.
 fn gpu_instances(nvml: &Nvml, device: &Device<'_>) -> Vec<u32> {
     let mut ids = Vec::new();
-    for profile in 0..=LAST_PROFILE {
-        match of_profile(nvml, device, profile) {
-            Ok(found) => ids.extend(found),
+    for number in 0..=LAST_PROFILE {
+        match profile(nvml, device, number) {
+            Ok((profile, most)) => ids.extend(of_profile(nvml, device, profile, most).unwrap_or_default()),
             Err(NvmlError::InvalidArg) => break,
             // The GPU does not have every profile.
             Err(_) => {}
@@ -124,22 +142,27 @@ fn gpu_instances(nvml: &Nvml, device: &Device<'_>) -> Vec<u32> {
     ids
 }
 
-/// The ids of the GPU instances of one profile, by NVML's number of it.
-fn of_profile(nvml: &Nvml, device: &Device<'_>, profile: u32) -> Result<Vec<u32>, NvmlError> {
-    let lib = nvml.lib();
-    let profile_info = nvml_sym(lib.nvmlDeviceGetGpuInstanceProfileInfo.as_ref())?;
-    let list = nvml_sym(lib.nvmlDeviceGetGpuInstances.as_ref())?;
-    let get_info = nvml_sym(lib.nvmlGpuInstanceGetInfo.as_ref())?;
-    let mut handles = [std::ptr::null_mut(); MOST_INSTANCES];
-    let mut count = 0;
-    // SAFETY: the handle is the GPU's. NVML's structure has numbers alone; no GPU has more instances than there is room for.
+/// The id of a profile by NVML's number of it, and how many instances of it a GPU has at most.
+fn profile(nvml: &Nvml, device: &Device<'_>, number: u32) -> Result<(u32, u32), NvmlError> {
+    let ask = nvml_sym(nvml.lib().nvmlDeviceGetGpuInstanceProfileInfo.as_ref())?;
+    // SAFETY: the handle is the GPU's. NVML's structure has numbers alone, and zeros are values of these.
     unsafe {
         let mut info = std::mem::zeroed();
-        nvml_try(profile_info(device.handle(), profile, &raw mut info))?;
-        nvml_try(list(device.handle(), info.id, handles.as_mut_ptr(), &raw mut count))?;
+        nvml_try(ask(device.handle(), number, &raw mut info))?;
+        Ok((info.id, info.instanceCount))
     }
-    let handles = handles.into_iter().take(count as usize);
-    let ids = handles.map(|handle| {
+}
+
+/// The ids of the GPU instances of a profile, of which a GPU has at most so many.
+fn of_profile(nvml: &Nvml, device: &Device<'_>, profile: u32, most: u32) -> Result<Vec<u32>, NvmlError> {
+    let lib = nvml.lib();
+    let list = nvml_sym(lib.nvmlDeviceGetGpuInstances.as_ref())?;
+    let get_info = nvml_sym(lib.nvmlGpuInstanceGetInfo.as_ref())?;
+    let mut handles = vec![std::ptr::null_mut(); (most as usize).max(MOST_INSTANCES)];
+    let mut count = 0;
+    // SAFETY: the handle is the GPU's, and there is room for as many instances as NVML says the profile has at most.
+    nvml_try(unsafe { list(device.handle(), profile, handles.as_mut_ptr(), &raw mut count) })?;
+    let ids = handles.into_iter().take(count as usize).map(|handle| {
         // SAFETY: NVML returned the handle, and the structure of numbers and a pointer is the one that the function writes.
         unsafe {
             let mut info = super::read_nvlink::zeroed(get_info);
@@ -151,20 +174,26 @@ fn of_profile(nvml: &Nvml, device: &Device<'_>, profile: u32) -> Result<Vec<u32>
 }
 
 fn read(nvml: &Nvml, device: &Device<'_>, instance: &Device<'_>, index: u32, parent: &str) -> Result<Found, Unusable> {
-    let failed = |uuid: Option<&String>, field: &str| {
-        let (uuid, field) = (uuid.cloned(), format!("{field} of instance {index}"));
-        move |error: NvmlError| unreadable(uuid, &field, &error)
+    // First, because it says which others have the same memory.
+    let ids = ids(nvml, instance);
+    let gpu_instance = ids.as_ref().ok().map(|[gpu_instance, _]| *gpu_instance);
+    let failed = |uuid: Option<&String>, field: &str, reason: String| Unusable::Unreadable {
+        uuid: uuid.cloned(),
+        gpu_instance,
+        field: format!("{field} of instance {index}"),
+        reason,
     };
-    let uuid = instance.uuid().map_err(failed(None, "UUID"))?;
-    let named = |field| failed(Some(&uuid), field);
+    let uuid = instance
+        .uuid()
+        .map_err(|error| failed(None, "UUID", error.to_string()))?;
+    let named = |field: &'static str| {
+        let (failed, uuid) = (&failed, &uuid);
+        move |error: NvmlError| failed(Some(uuid), field, error.to_string())
+    };
+    let [gpu_instance, compute_instance] = ids.map_err(named("ids"))?;
     let name = instance.name().map_err(named("name"))?;
     let profile = name.rsplit_once(BEFORE_PROFILE).map(|(_, profile)| profile.to_owned());
-    let profile = profile.ok_or_else(|| Unusable::Unreadable {
-        uuid: Some(uuid.clone()),
-        field: format!("profile of instance {index}"),
-        reason: format!("it is named {name:?}"),
-    })?;
-    let [gpu_instance, compute_instance] = ids(nvml, instance).map_err(named("ids"))?;
+    let profile = profile.ok_or_else(|| failed(Some(&uuid), "profile", format!("it is named {name:?}")))?;
     let memory = memory_by_nvml(instance).map_err(named("memory"))?;
     let attributes = instance.attributes().map_err(named("attributes"))?;
     let by_attributes = attributes.memory_size_mb * MIB;
@@ -183,9 +212,10 @@ fn read(nvml: &Nvml, device: &Device<'_>, instance: &Device<'_>, index: u32, par
     })
 }
 
-fn unreadable(uuid: Option<String>, field: &str, error: &NvmlError) -> Unusable {
+fn unreadable(field: &str, error: &NvmlError) -> Unusable {
     Unusable::Unreadable {
-        uuid,
+        uuid: None,
+        gpu_instance: None,
         field: field.to_owned(),
         reason: error.to_string(),
     }
@@ -223,10 +253,10 @@ fn placement(nvml: &Nvml, device: &Device<'_>, gpu_instance: u32) -> Result<Plac
 }
 
 impl Instance {
-    /// The UUID of its GPU, and the ids by which programs reach it.
+    /// The UUID of its GPU, and the GPU instance, whose memory all of its compute instances have.
     #[must_use]
-    pub fn place(&self) -> (&str, u32, u32) {
-        (&self.parent, self.gpu_instance, self.compute_instance)
+    pub fn place(&self) -> (&str, u32) {
+        (&self.parent, self.gpu_instance)
     }
 }
 
@@ -237,5 +267,50 @@ impl std::fmt::Display for Instance {
             Some(Placement { start, .. }) => write!(f, "{profile}@{start}"),
             None => write!(f, "{profile}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(gpu_instance: u32, compute_instance: u32) -> Result<Found, Unusable> {
+        Ok(Found {
+            uuid: format!("MIG-{gpu_instance}-{compute_instance}"),
+            memory: 1,
+            instance: Instance {
+                gpu_instance,
+                compute_instance,
+                ..Instance::default()
+            },
+        })
+    }
+
+    fn failed(gpu_instance: Option<u32>) -> Result<Found, Unusable> {
+        Err(Unusable::Unreadable {
+            uuid: None,
+            gpu_instance,
+            field: "name".into(),
+            reason: "GPU is lost".into(),
+        })
+    }
+
+    /// The UUIDs of those that are not left out.
+    fn kept(all: Vec<Result<Found, Unusable>>) -> Vec<String> {
+        let kept = alone(all).into_iter().filter_map(Result::ok);
+        kept.map(|one| one.uuid).collect()
+    }
+
+    #[test]
+    fn an_instance_whose_memory_another_one_may_have_is_left_out() {
+        assert_eq!(kept(vec![found(1, 0), found(2, 0)]), ["MIG-1-0", "MIG-2-0"]);
+        assert_eq!(kept(vec![found(1, 0), found(1, 1), found(2, 0)]), ["MIG-2-0"]);
+        assert_eq!(kept(vec![found(1, 0), failed(Some(1)), found(2, 0)]), ["MIG-2-0"]);
+        assert_eq!(
+            kept(vec![found(1, 0), failed(None)]),
+            [""; 0],
+            "it may be in any GPU instance"
+        );
+        assert_eq!(kept(vec![failed(Some(1)), found(2, 0)]), ["MIG-2-0"]);
     }
 }

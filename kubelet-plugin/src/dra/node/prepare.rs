@@ -544,10 +544,10 @@ fn slot(
 /// Returns a device that claims have, `own` being the shares of this claim, and that excludes `gpu`. The published devices exclude
 /// each other too, but a scan may be some seconds old.
 fn overlapping(prepared: &Checkpoint, own: &[PreparedShare], inventory: &Inventory, gpu: &Gpu) -> Option<Unavailable> {
-    let all = prepared.claims.values().flat_map(Entry::limited);
-    let of_others = all.filter_map(|share| prepared.gpus.get(&share.gpu));
+    let of_others = prepared.in_use().into_iter().filter(|one| one.has_shares);
     let of_claim = own.iter().filter_map(|prepared| inventory.gpu(&prepared.share.gpu));
-    let other = of_others.chain(of_claim).find(|other| gpu.is_excluded_by(other))?;
+    let mut all = of_others.map(|one| one.gpu).chain(of_claim.cloned());
+    let other = all.find(|other| gpu.is_excluded_by(other))?;
     Some(Unavailable::Overlap(other.uuid.clone()))
 }
 

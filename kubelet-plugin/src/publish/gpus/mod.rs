@@ -239,7 +239,8 @@ impl Scans {
             return;
         }
         self.last = Some(inventory.clone());
-        outputs.metrics.gpus.set(inventory.len() as i64);
+        let whole = inventory.by_index().into_iter().filter(|(_, gpu)| gpu.mig.is_none());
+        outputs.metrics.gpus.set(whole.count() as i64);
         let devices = slices(&inventory, config.sharing());
         // First the node: turns that begin from now on refuse new claims on unavailable GPUs.
         outputs.node.set_inventory(Ok(inventory));

@@ -56,7 +56,7 @@ impl Published {
     /// `in_use`: the GPUs that claims have.
     pub(super) fn new(in_use: Vec<InUse>) -> Self {
         Self {
-            gpus: in_use.iter().map(|one| Known::new(one.gpu.clone())).collect(),
+            gpus: in_use.iter().filter_map(Known::of).collect(),
             left_out: Vec::new(),
             contradictions: Vec::new(),
             in_use,
@@ -75,7 +75,7 @@ impl Published {
     /// were not published any more.
     pub(super) fn apply(&mut self, seen: Result<&List, &str>, in_use: &[InUse], now: Instant) {
         let unpublished = in_use.iter().filter(|one| !self.has(&one.gpu.uuid));
-        let unpublished: Vec<Known> = unpublished.map(|one| Known::new(one.gpu.clone())).collect();
+        let unpublished: Vec<Known> = unpublished.filter_map(Known::of).collect();
         self.gpus.extend(unpublished);
         match seen {
             Err(reason) => {
@@ -137,6 +137,12 @@ impl Published {
 impl Known {
     fn new(gpu: Gpu) -> Self {
         Self { gpu, unavailable: None }
+    }
+
+    /// None: nothing but its UUID is known, so it is published once the driver lists it.
+    fn of(in_use: &InUse) -> Option<Self> {
+        let gpu = &in_use.gpu;
+        (!gpu.is_in_unknown_place()).then(|| Self::new(gpu.clone()))
     }
 
     fn apply(&mut self, list: &List, now: Instant) {
@@ -213,8 +219,8 @@ impl Known {
 
 /// Returns true if the two are the same GPU, or have been instances in the same place.
 fn is_in_place_of(one: &Gpu, other: &Gpu) -> bool {
-    let are_instances = one.mig.is_some() && other.mig.is_some();
-    one.uuid == other.uuid || (are_instances && one.overlaps(other))
+    let place = |gpu: &Gpu| gpu.mig.as_ref().map(|mig| (mig.parent.clone(), mig.gpu_instance));
+    one.uuid == other.uuid || (one.mig.is_some() && place(one) == place(other))
 }
 
 #[cfg(test)]
@@ -414,6 +420,27 @@ mod tests {
         published.apply(Ok(&list(&[gpu(1), part.clone()])), &held(&[part, neighbour]), start);
         assert_eq!(taints(&published)[..2], [(0, ""), (0, "lost")][..]);
         assert_eq!(published.inventory().unavailable(&gpu(1).uuid), None);
+    }
+
+    /// Its record was lost, and the limits file has the UUID alone.
+    #[test]
+    fn an_instance_in_an_unknown_place_excludes_all_that_it_may_be_a_part_of() {
+        let unknown = InUse {
+            gpu: Gpu::in_unknown_place(UUID).expect("an instance"),
+            has_shares: true,
+        };
+        assert_eq!(Gpu::in_unknown_place(&gpu(0).uuid), None);
+        let other = "MIG-ccccdddd-1111-5222-8333-444455556666";
+        let mut published = Published::new(vec![unknown.clone()]);
+        assert!(published.is_empty());
+        let all = list(&[gpu(1), instance(0, UUID), instance(2, other)]);
+        published.apply(Ok(&all), &[unknown], Instant::now());
+        let inventory = published.inventory();
+        let is_free = |uuid: &str| inventory.unavailable(uuid).is_none();
+        assert_eq!(
+            (is_free(&gpu(1).uuid), is_free(UUID), is_free(other)),
+            (false, true, false)
+        );
     }
 
     #[test]

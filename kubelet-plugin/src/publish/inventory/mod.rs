@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use vgpu_api::{INSTANCE_PREFIX, MONITOR_SUFFIX};
 use vgpu_node::gpus;
+use vgpu_node::gpus::UUID_OF_INSTANCE;
 pub use vgpu_node::gpus::{Gpu, LeftOut, List};
 
 /// Lists the node's GPUs.
@@ -33,7 +34,7 @@ pub enum Unavailable {
     /// The driver's list lacks the GPU. The text is the driver's reason, if it gave one.
     Lost(String),
     Mig,
-    /// This instance has come in place of this one, and programs reach it by the same capability nodes.
+    /// It was destroyed, and the named instance has come in its place. Programs reach that one by the same capability nodes.
     Replaced(String),
     /// Claims have the device with this UUID, of which this one is a part, or which is a part of this one.
     Overlap(String),
@@ -86,7 +87,7 @@ pub struct Remarks {
 /// The kind of a published device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device<'a> {
-    /// A GPU whose parts claims have, or an instance, which one claim has whole.
+    /// A GPU or an instance.
     Gpu(&'a Gpu),
     /// A GPU's monitor, for admin access.
     Monitor(&'a Gpu),
@@ -127,14 +128,14 @@ impl Unavailable {
     #[must_use]
     pub fn text(&self, uuid: &str) -> String {
         match self {
-            Self::Lost(why) if why.is_empty() && uuid.starts_with(OF_INSTANCE) => format!(
+            Self::Lost(why) if why.is_empty() && uuid.starts_with(UUID_OF_INSTANCE) => format!(
                 "instance {uuid} is not in the driver's list any more: it was destroyed, or MIG mode was switched off; look \
                  at nvidia-smi -L on the node"
             ),
             Self::Lost(why) if why.is_empty() => {
                 format!("GPU {uuid} is not in the driver's list any more; check nvidia-smi and dmesg on the node")
             }
-            Self::Lost(why) if uuid.starts_with(OF_INSTANCE) => format!("instance {uuid} cannot be used: {why}"),
+            Self::Lost(why) if uuid.starts_with(UUID_OF_INSTANCE) => format!("instance {uuid} cannot be used: {why}"),
             Self::Lost(why) => format!("GPU {uuid} is not in the driver's list any more: {why}"),
             Self::Mig => {
                 let (uuid, instances) = (uuid.to_owned(), Vec::new());
@@ -144,11 +145,18 @@ impl Unavailable {
                 "instance {uuid} was destroyed, and {by} is in its place; delete the pods whose claims have the former one, \
                  and the new one is published a minute later"
             ),
-            Self::Overlap(other) if uuid.starts_with(OF_INSTANCE) => format!(
+            Self::Overlap(other) if other.starts_with(UUID_OF_INSTANCE) && uuid.starts_with(UUID_OF_INSTANCE) => {
+                format!(
+                    "claims still have instance {other}, which was in the place of {uuid} or may be in it; delete their pods"
+                )
+            }
+            Self::Overlap(other) if uuid.starts_with(UUID_OF_INSTANCE) => format!(
                 "instance {uuid} is a part of GPU {other}, which claims still have as a whole; delete their pods"
             ),
             Self::Overlap(other) => {
-                format!("claims still have instance {other} of GPU {uuid}; delete their pods")
+                format!(
+                    "claims still have instance {other}, which is or may be a part of GPU {uuid}; delete their pods"
+                )
             }
             Self::Silent(why) => format!("the NVIDIA driver does not answer: {why}"),
         }
@@ -223,10 +231,15 @@ impl Inventory {
     #[must_use]
     pub fn troubles(&self, uuid: &str) -> Vec<String> {
         let unavailable = self.unavailable(uuid).map(|why| why.text(uuid));
+        // Faults are the GPU's, also of an instance.
+        let of_gpu = self
+            .gpu(uuid)
+            .and_then(|gpu| gpu.mig.as_ref())
+            .map_or(uuid, |mig| &mig.parent);
         let faults = self.faults(uuid).iter().filter(|fault| fault.blocks);
         unavailable
             .into_iter()
-            .chain(faults.map(|fault| fault.text(uuid)))
+            .chain(faults.map(|fault| fault.text(of_gpu)))
             .collect()
     }
 
@@ -277,9 +290,6 @@ impl Inventory {
     }
 }
 
-/// The beginning of an instance's UUID.
-const OF_INSTANCE: &str = "MIG-";
-
 /// Eight digits of the UUID.
 fn short_name(gpu: &Gpu) -> String {
     let digits = uuid_digits(&gpu.uuid);
@@ -319,7 +329,7 @@ fn profile_label(profile: &str) -> String {
 
 /// A UUID without its prefix and without characters that a device name must not have.
 fn uuid_digits(uuid: &str) -> String {
-    let bare = ["GPU-", OF_INSTANCE]
+    let bare = ["GPU-", UUID_OF_INSTANCE]
         .into_iter()
         .find_map(|prefix| uuid.strip_prefix(prefix));
     let bare = bare.unwrap_or(uuid).to_ascii_lowercase();

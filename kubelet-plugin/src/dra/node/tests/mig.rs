@@ -116,6 +116,24 @@ fn a_claim_whose_instance_was_replaced_is_not_prepared_again_and_keeps_its_place
     assert_eq!(rig.leftovers(), [""; 0]);
 }
 
+/// Its limits file has the UUID alone, so nobody knows of which GPU it is a part.
+#[test]
+fn a_claim_of_an_instance_that_lost_its_record_keeps_every_gpu_that_it_may_be_a_part_of() {
+    let rig = Rig::new(false);
+    prepare(&mut node_on(&rig), of_instance("u1")).expect("prepared");
+    std::fs::remove_file(rig.record("u1")).expect("removed");
+    let mut node = rig.open();
+    node.set_inventory(Ok(Inventory::new(vec![gpu(0)])));
+    let refused = prepare(&mut node, claim("u2", &[("s1", 10, 0)]))
+        .expect_err("it may be its GPU")
+        .to_string();
+    assert!(refused.contains(UUID), "{refused}");
+    // The driver lists it.
+    node.set_inventory(Ok(Inventory::new(vec![gpu(0), instance(1, UUID)])));
+    prepare(&mut node, claim("u2", &[("s1", 10, 0)])).expect("another GPU");
+    unprepare(&mut node, "u1").expect("unprepared");
+}
+
 /// A scan may be some seconds old when a claim comes, so the node looks at the records too.
 #[test]
 fn a_gpu_and_its_instance_exclude_each_other_whatever_the_last_scan_said() {
@@ -156,5 +174,8 @@ fn a_gpu_and_its_instance_exclude_each_other_whatever_the_last_scan_said() {
     let refused = prepare(&mut node, (id, claim))
         .expect_err("the same capability nodes")
         .to_string();
-    assert!(refused.contains(UUID), "{refused}");
+    assert!(
+        refused.contains(UUID) && refused.contains("was in the place of MIG-bbbb"),
+        "{refused}"
+    );
 }
