@@ -26,10 +26,13 @@ pub mod config;
 pub mod decode;
 pub mod gpu_memory;
 mod loosen;
+mod profile;
 pub mod quota;
 pub mod request;
 pub mod slice;
 pub mod usage;
+
+pub use profile::Profile;
 
 /// The DRA driver's name: in ResourceSlices, opaque configs, sockets.
 pub const DRIVER_NAME: &str = "dra.vgpu";
