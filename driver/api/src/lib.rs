@@ -158,4 +158,8 @@ pub mod device_type {
     pub const MONITOR: &str = "monitor";
     /// A fixed slot of a GPU.
     pub const SLOT: &str = "slot";
+    /// The attribute of an instance with its profile's name.
+    pub const PROFILE: &str = "profile";
+    /// The attribute of an instance with its first memory slice, and how many it has: `4:4`.
+    pub const PLACEMENT: &str = "placement";
 }

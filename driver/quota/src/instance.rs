@@ -10,7 +10,7 @@ use crate::amount::Amount;
 /// Attributes whose values all instances of a kind share.
 const COMMON: [&str; 8] = [
     device_type::ATTRIBUTE,
-    "profile",
+    device_type::PROFILE,
     "productName",
     "brand",
     "architecture",
@@ -29,7 +29,10 @@ pub(crate) struct Kind {
 
 impl Kind {
     pub(crate) fn new(device: &Device, memory: u64) -> Self {
-        let profile = device.attributes.get("profile").and_then(|profile| profile.text());
+        let profile = device
+            .attributes
+            .get(device_type::PROFILE)
+            .and_then(|profile| profile.text());
         let attributes = device.attributes.iter().map(|(name, value)| {
             let value = match value {
                 Attribute::Known(value) if COMMON.contains(&name.as_str()) => value.clone(),
