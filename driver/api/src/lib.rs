@@ -160,6 +160,8 @@ pub mod device_type {
     pub const SLOT: &str = "slot";
     /// The attribute of an instance with its profile's name.
     pub const PROFILE: &str = "profile";
+    /// The attribute of an instance with the UUID of its GPU.
+    pub const PARENT_UUID: &str = "parentUUID";
     /// The attribute of an instance with its first memory slice, and how many it has: `4:4`.
     pub const PLACEMENT: &str = "placement";
 }

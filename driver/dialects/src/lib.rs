@@ -23,6 +23,7 @@
 mod applied;
 mod gpu_manager;
 mod hami;
+mod instance;
 mod instead;
 mod inventory;
 mod kai;
@@ -56,8 +57,11 @@ pub use legacy_view::{
     environment, legacy_view,
 };
 
+pub use instance::Instance;
 pub use inventory::{Gpu, Inventory};
-pub use keys::{asking_annotations, asking_resources, asks_by_annotation, is_resource, resource_names};
+pub use keys::{
+    asking_annotations, asking_resources, asks_by_annotation, asks_by_resource, is_resource, resource_names,
+};
 pub use names::{ResourceNames, ResourceNamesError};
 pub use plan::OTHER_CLAIMS;
 pub use problem::{Problem, Refusal, Warning};

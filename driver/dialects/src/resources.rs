@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use vgpu_api::config::Dialect;
 use vgpu_api::request::{MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
 use vgpu_quantity::{WholeError, format_bytes, whole};
 
+use crate::keys::is_removed;
 use crate::names::ResourceNames;
 use crate::problem::{Problem, Warning};
 use crate::request::{COUNT_MAX, Memory};
@@ -133,10 +135,17 @@ impl<'a> Resources<'a> {
         asks(true) || asks(false)
     }
 
-    /// The entries of limits or requests with these keys.
-    pub(crate) fn entries(&self, keys: &[&str], limits: bool) -> BTreeMap<String, String> {
+    /// Returns true if the container has a resource that `asks`, by its dialect's own name, and not with the value 0.
+    pub(crate) fn asks_where(&self, asks: impl Fn(&str) -> bool) -> bool {
+        let limits = self.map(true).into_iter().flatten();
+        let mut all = limits.chain(self.map(false).into_iter().flatten());
+        all.any(|(name, value)| asks(self.names.known(name)) && whole(&value.0) != Ok(0))
+    }
+
+    /// The entries of limits or requests that are removed with a dialect.
+    pub(crate) fn entries(&self, dialect: Dialect, limits: bool) -> BTreeMap<String, String> {
         let map = self.map(limits).into_iter().flatten();
-        map.filter(|(key, _)| keys.contains(&self.names.known(key)))
+        map.filter(|(key, _)| is_removed(dialect, self.names.known(key)))
             .map(|(key, value)| (key.clone(), value.0.clone()))
             .collect()
     }

@@ -6,8 +6,9 @@ use k8s_openapi::api::core::v1::Pod;
 use vgpu_api::config::Dialect;
 use vgpu_quantity::shortened;
 
+use crate::instance;
 use crate::instead;
-use crate::keys::{asking_resources, asks_by_annotation, containers};
+use crate::keys::{asks_by_annotation, asks_by_resource, containers, is_removed};
 use crate::pod::{MOST_KEYS, PodView, annotation_at};
 use crate::problem::Warning;
 use crate::resources::Resources;
@@ -16,6 +17,9 @@ use crate::{gpu_manager, hami, kai, kai_container, koordinator, legacy_view, vol
 
 const NOBODY: &str = "is not read: its dialect is switched off; switch it on, or make sure that another system gives \
                       the pod its GPU";
+
+const NO_PROFILE: &str = "is not read: it names no profile of an instance; write it as NVIDIA's device plugin does, for \
+                          example nvidia.com/mig-1g.10gb";
 
 /// Returns true for a key of a dialect: of its domain, or a subdomain of it. KAI's oldest keys have no domain, and its
 /// newest are in NVIDIA's.
@@ -35,17 +39,6 @@ fn is_of(dialect: Dialect, key: &str) -> bool {
             .is_some_and(|sub| sub.is_empty() || sub.ends_with('.'))
     };
     domains.iter().any(is_in)
-}
-
-fn resources(dialect: Dialect) -> &'static [&'static str] {
-    match dialect {
-        Dialect::Hami => hami::KEYS,
-        Dialect::Koordinator => koordinator::KEYS,
-        Dialect::Volcano => volcano::KEYS,
-        Dialect::VolcanoVgpu => volcano_vgpu::KEYS,
-        Dialect::GpuManager => gpu_manager::KEYS,
-        Dialect::Kai => &[],
-    }
 }
 
 /// Returns true for an annotation that is read.
@@ -79,7 +72,8 @@ fn scheduling(key: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the keys that the pod uses of dialects that are switched off and therefore not read here. In a cluster the
+/// Returns the keys that the pod uses of dialects that are switched off and therefore not read here, and resources of MIG
+/// that name no profile. In a cluster the
 /// chart's policy warns about them. `nvidia.com/gpu` alone belongs to no dialect: NVIDIA's device plugin serves it too.
 #[must_use]
 pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
@@ -88,11 +82,16 @@ pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
     for (_, container) in containers(pod, settings) {
         let of_none = |key: &&str| {
             let known = container.names.known(key);
-            *key != hami::GPU && off().any(|dialect| asking_resources(dialect).contains(&known))
+            *key != hami::GPU && off().any(|dialect| asks_by_resource(dialect, known))
         };
         let keys: BTreeSet<&str> = container.keys().filter(of_none).collect();
         for key in keys {
             view.findings.warn(container.place(key), NOBODY);
+        }
+        let is_unknown = |key: &&str| key.starts_with(instance::PREFIX) && instance::profile_of(key).is_none();
+        let keys: BTreeSet<&str> = container.keys().filter(is_unknown).collect();
+        for key in keys.into_iter().take(MOST_KEYS) {
+            view.findings.warn(container.place(&shortened(key)), NO_PROFILE);
         }
     }
     let keys = view.annotations().into_iter().flatten().map(|(key, _)| key);
@@ -105,7 +104,7 @@ pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
 
 /// Warns of resources of a dialect in one container that are not known.
 pub(crate) fn warn_of_resources(dialect: Dialect, container: &Resources<'_>, pod: &mut PodView<'_>) {
-    let is_unknown = |key: &&str| is_of(dialect, key) && !resources(dialect).contains(&container.names.known(key));
+    let is_unknown = |key: &&str| is_of(dialect, key) && !is_removed(dialect, container.names.known(key));
     let unknown: Vec<&str> = container.keys().filter(is_unknown).take(MOST_KEYS).collect();
     for key in unknown {
         let text = "is not read and stays as it is; the pod waits until a device plugin has it. Correct or remove it";
