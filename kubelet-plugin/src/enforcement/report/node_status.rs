@@ -115,7 +115,12 @@ impl NodeRecords {
         models.dedup();
         let held = self.shares.iter().map(|of| of.share.memory);
         let used = self.shares.iter().map(|of| used(of, state));
-        let largest = gpus.iter().map(|of| of.largest_free()).max();
+        let largest = gpus.iter().map(|of| match of.gpu.mig {
+            None => of.largest_free(),
+            // No share is a part of an instance.
+            Some(_) => 0,
+        });
+        let largest = largest.max();
         VgpuNodeStatus {
             as_of: time(now),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -191,11 +196,14 @@ impl ShareRecord {
 // === impl GpuRecords ===
 
 impl GpuRecords {
-    /// Returns the memory of the largest share that fits now; no share is a part of an instance.
+    /// Returns the memory of the largest share that fits now. An instance is taken whole, or not at all.
     fn largest_free(&self) -> u64 {
         let free = self.gpu.memory.saturating_sub(self.held.memory) / MEMORY_STEP * MEMORY_STEP;
-        let can_share = self.has_place && self.gpu.mig.is_none();
-        let fits = can_share && self.problem.is_none() && free >= MEMORY_MIN;
+        let has_place = match self.gpu.mig {
+            None => self.has_place,
+            Some(_) => self.held.shares.is_empty(),
+        };
+        let fits = has_place && self.problem.is_none() && free >= MEMORY_MIN;
         if fits { free } else { 0 }
     }
 
