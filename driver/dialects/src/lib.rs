@@ -71,5 +71,5 @@ pub use settings::Settings;
 pub use template::{ALTERNATIVES_MAX, REQUEST_NAME, template};
 pub use translate::{translate, update};
 pub use translation::{NamedRequest, Translation};
-pub use unsupported::unread;
+pub use unsupported::{unread, without_profile};
 pub use vgpu_api::config::Dialect;

@@ -88,18 +88,29 @@ pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
         for key in keys {
             view.findings.warn(container.place(key), NOBODY);
         }
-        let is_unknown = |key: &&str| key.starts_with(instance::PREFIX) && instance::profile_of(key).is_none();
-        let keys: BTreeSet<&str> = container.keys().filter(is_unknown).collect();
-        for key in keys.into_iter().take(MOST_KEYS) {
-            view.findings.warn(container.place(&shortened(key)), NO_PROFILE);
-        }
     }
     let keys = view.annotations().into_iter().flatten().map(|(key, _)| key);
     let asking = keys.filter(|key| off().any(|dialect| asks_by_annotation(dialect, key)));
     for key in asking.take(MOST_KEYS) {
         view.findings.warn(annotation_at(&shortened(key)), NOBODY);
     }
+    view.findings.warnings.extend(without_profile(pod, settings));
     view.findings.warnings
+}
+
+/// Returns the resources for instances of GPUs that name no profile. A pod that asks by nothing else is not translated.
+#[must_use]
+pub fn without_profile(pod: &Pod, settings: &Settings) -> Vec<Warning> {
+    let is_unknown = |key: &&str| key.starts_with(instance::PREFIX) && instance::profile_of(key).is_none();
+    let unknown = containers(pod, settings).into_iter().flat_map(|(_, container)| {
+        let keys: BTreeSet<&str> = container.keys().filter(is_unknown).collect();
+        let places = keys.into_iter().map(move |key| container.place(&shortened(key)));
+        places.collect::<Vec<_>>()
+    });
+    unknown
+        .take(MOST_KEYS)
+        .map(|place| Warning::new(place, NO_PROFILE))
+        .collect()
 }
 
 /// Warns of resources of a dialect in one container that are not known.
