@@ -6,9 +6,10 @@ use k8s_openapi::api::core::v1::Pod;
 use vgpu_api::config::Dialect;
 
 use crate::names::{ResourceNames, ResourceNamesError};
+use crate::profile::profile_of;
 use crate::resources::Resources;
 use crate::settings::Settings;
-use crate::{gpu_manager, hami, instance, kai, koordinator, volcano, volcano_vgpu};
+use crate::{gpu_manager, hami, kai, koordinator, volcano, volcano_vgpu};
 
 /// A dialect, the resources of containers that ask in it, and all resources that are removed.
 type Dialects = [(Dialect, &'static [&'static str], &'static [&'static str]); 5];
@@ -63,7 +64,7 @@ pub(crate) fn is_removed(dialect: Dialect, name: &str) -> bool {
 }
 
 fn is_of_instances(dialect: Dialect, name: &str) -> bool {
-    dialect == Dialect::Hami && instance::profile_of(name).is_some()
+    dialect == Dialect::Hami && profile_of(name).is_some()
 }
 
 /// Reads a list of names that a cluster chose: `nvidia.com/vgpu=nvidia.com/gpu`, with commas.

@@ -38,6 +38,7 @@ mod patch;
 mod plan;
 mod pod;
 mod problem;
+mod profile;
 mod record;
 mod request;
 mod resources;
@@ -57,7 +58,6 @@ pub use legacy_view::{
     environment, legacy_view,
 };
 
-pub use instance::Instance;
 pub use inventory::{Gpu, Inventory};
 pub use keys::{
     asking_annotations, asking_resources, asks_by_annotation, asks_by_resource, is_resource, resource_names,
@@ -65,6 +65,7 @@ pub use keys::{
 pub use names::{ResourceNames, ResourceNamesError};
 pub use plan::OTHER_CLAIMS;
 pub use problem::{Problem, Refusal, Warning};
+pub use profile::Instance;
 pub use record::{Asked, CLAIM_PREFIX, Record, TRANSLATED, recorded};
 pub use request::{COUNT_MAX, Devices, LIST_MAX, MILLION, Memory, NAME_PREFIX, Request};
 pub use settings::Settings;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vgpu_api::config::Dialect;
 use vgpu_quantity::{quoted, shortened};
 
-use crate::keys::{DIALECTS, Kind, asks_by_resource, containers, kai_annotations};
+use crate::keys::{DIALECTS, Kind, asks_by_resource, containers, is_removed, kai_annotations};
 use crate::pod::{PodView, annotation_at};
 use crate::problem::Problem;
 use crate::record::{Asked, CLAIM_PREFIX, LONGEST, Record, TRANSLATED};
@@ -102,8 +102,8 @@ fn read(view: &mut PodView<'_>) -> Vec<Ask> {
             asked: Asked {
                 name: name.to_owned(),
                 dialect,
-                limits: container.entries(dialect, true),
-                requests: container.entries(dialect, false),
+                limits: container.entries(true, |name| is_removed(dialect, name)),
+                requests: container.entries(false, |name| is_removed(dialect, name)),
                 annotations,
                 claim: None,
                 template: None,

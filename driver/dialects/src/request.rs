@@ -11,9 +11,9 @@ use vgpu_api::class;
 use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
 use vgpu_api::request::{CORES_MAX, INSTANCES_MAX, MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
 
-use crate::instance::{Instance, is_profile};
 use crate::literal::literal;
 use crate::problem::Problem;
+use crate::profile::{Instance, is_profile};
 
 /// The most GPUs that a claim can have: Kubernetes allocates at most 32 devices to one.
 pub const COUNT_MAX: u32 = 32;

@@ -8,11 +8,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use vgpu_api::config::Dialect;
 use vgpu_api::request::{MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
 use vgpu_quantity::{WholeError, format_bytes, whole};
 
-use crate::keys::is_removed;
 use crate::names::ResourceNames;
 use crate::problem::{Problem, Warning};
 use crate::request::{COUNT_MAX, Memory};
@@ -142,10 +140,10 @@ impl<'a> Resources<'a> {
         all.any(|(name, value)| asks(self.names.known(name)) && whole(&value.0) != Ok(0))
     }
 
-    /// The entries of limits or requests that are removed with a dialect.
-    pub(crate) fn entries(&self, dialect: Dialect, limits: bool) -> BTreeMap<String, String> {
+    /// The entries of limits or requests that are chosen, by their dialect's own names.
+    pub(crate) fn entries(&self, limits: bool, is_chosen: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
         let map = self.map(limits).into_iter().flatten();
-        map.filter(|(key, _)| is_removed(dialect, self.names.known(key)))
+        map.filter(|(key, _)| is_chosen(self.names.known(key)))
             .map(|(key, value)| (key.clone(), value.0.clone()))
             .collect()
     }

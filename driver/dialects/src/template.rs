@@ -19,8 +19,8 @@ use vgpu_api::request::{MEMORY_MIN, MEMORY_STEP};
 use vgpu_api::{CONFIG_API_VERSION, CONFIG_KIND, DRIVER_NAME, capacity};
 use vgpu_quantity::format_bytes;
 
-use crate::instance::Instance;
 use crate::inventory::Inventory;
+use crate::profile::Instance;
 use crate::request::{MILLION, Memory, Request};
 use crate::selector;
 

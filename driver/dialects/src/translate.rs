@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use vgpu_api::config::Dialect;
 
 use crate::applied::{apply, undo};
-use crate::keys::{DIALECTS, Kind, asks_by_resource, containers, kai_annotations};
+use crate::keys::{DIALECTS, Kind, asks_by_resource, containers, is_removed, kai_annotations};
 use crate::owners;
 use crate::patch;
 use crate::plan::plan;
@@ -98,13 +98,14 @@ fn asks(pod: &Pod, record: Option<&Record>, settings: &Settings) -> bool {
 fn is_unchanged(pod: &Pod, record: &Record, settings: &Settings) -> bool {
     let same = |(_, container): &(Kind, Resources<'_>)| {
         DIALECTS.iter().all(|(dialect, ..)| {
+            let is_removed = |name: &str| is_removed(*dialect, name);
             !settings.reads(*dialect) && !record.containers.iter().any(|asked| asked.dialect == *dialect)
                 || !container.asks_where(|name| asks_by_resource(*dialect, name))
                 || record.containers.iter().any(|asked| {
                     asked.name == container.container.name
                         && asked.dialect == *dialect
-                        && same_amounts(&asked.limits, &container.entries(*dialect, true))
-                        && same_amounts(&asked.requests, &container.entries(*dialect, false))
+                        && same_amounts(&asked.limits, &container.entries(true, is_removed))
+                        && same_amounts(&asked.requests, &container.entries(false, is_removed))
                 })
         })
     };

@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::Pod;
 use vgpu_api::config::Dialect;
 use vgpu_quantity::shortened;
 
-use crate::instance;
 use crate::instead;
 use crate::keys::{asks_by_annotation, asks_by_resource, containers, is_removed};
 use crate::pod::{MOST_KEYS, PodView, annotation_at};
 use crate::problem::Warning;
+use crate::profile;
 use crate::resources::Resources;
 use crate::settings::Settings;
 use crate::{gpu_manager, hami, kai, kai_container, koordinator, legacy_view, volcano, volcano_vgpu};
@@ -101,7 +101,7 @@ pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
 /// Returns the resources for instances of GPUs that name no profile. A pod that asks by nothing else is not translated.
 #[must_use]
 pub fn without_profile(pod: &Pod, settings: &Settings) -> Vec<Warning> {
-    let is_unknown = |key: &&str| key.starts_with(instance::PREFIX) && instance::profile_of(key).is_none();
+    let is_unknown = |key: &&str| key.starts_with(profile::PREFIX) && profile::profile_of(key).is_none();
     let unknown = containers(pod, settings).into_iter().flat_map(|(_, container)| {
         let keys: BTreeSet<&str> = container.keys().filter(is_unknown).collect();
         let places = keys.into_iter().map(move |key| container.place(&shortened(key)));
