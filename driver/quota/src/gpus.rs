@@ -315,16 +315,22 @@ impl Gpus {
         let gpus = gpu.map(|worst| (worst, self.count()));
         let is_instance = class.may_give(device_type::MIG);
         let kinds = self.possible_kinds.iter().filter(|_| is_instance);
-        let kinds = kinds.filter(|(kind, _)| {
-            let selectors = class.spec.selectors.iter().chain(&ask.selectors);
-            kind.may_match(selectors, &self.selectors)
-        });
+        let selectors = class.spec.selectors.iter().chain(&ask.selectors);
+        let kinds = kinds.filter(|(kind, _)| kind.may_match(selectors.clone(), &self.selectors));
         let instances = kinds.filter_map(|(kind, count)| Some((kind.worst(memory, cores)?, *count)));
         let all = gpus.into_iter().chain(instances);
         let sum = all.reduce(|(worst, sum), (other, count)| (worst.worst(other), sum + count));
         sum.or_else(|| {
             // No device that is known fits. A node with another one may come, and only if the pod is not held back.
             let largest = self.largest()?;
+            let named = match is_instance {
+                true => Kind::named(&selectors, &self.selectors),
+                false => Vec::new(),
+            };
+            let named = named.iter().filter_map(|kind| kind.worst(memory, cores));
+            if let Some(worst) = named.reduce(Amount::worst) {
+                return Some((worst, 1));
+            }
             let memory = memory.unwrap_or(largest);
             let kinds = self.possible_kinds.iter();
             let slices = kinds.filter_map(|(kind, _)| Some(kind.profile?.compute_slices));
@@ -425,7 +431,13 @@ pub(crate) mod tests {
         assert_eq!(of(&attribute("uuid", "MIG-1")), Some((39, 3_000_000, 3)));
         assert_eq!(of("not CEL"), Some((39, 3_000_000, 3)));
         // A node with such a profile may come.
-        assert_eq!(of(&attribute("profile", "7g.80gb")), Some((80, 7_000_000, 1)));
+        assert_eq!(of(&attribute("profile", "2g.20gb")), Some((20, 2_000_000, 1)));
+        let either = format!("{} || {}", attribute("profile", "2g.20gb"), attribute("uuid", "MIG-9"));
+        assert_eq!(of(&either), Some((39, 3_000_000, 3)), "it may match any");
+        let two = "device.attributes['dra.vgpu'].profile in ['2g.20gb', '4g.40gb']";
+        assert_eq!(of(two), Some((40, 4_000_000, 1)));
+        let not_read = "device.attributes['dra.vgpu'].profile.startsWith('2g')";
+        assert_eq!(of(not_read), Some((80, 7_000_000, 1)), "as much as any device");
         // Beside other devices.
         assert_eq!(worst(&gpus, "true", "true", None), Some((80, 3_000_000, 4)));
         assert_eq!(

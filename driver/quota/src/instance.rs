@@ -19,6 +19,11 @@ const COMMON: [&str; 8] = [
     "cudaDriverVersion",
 ];
 
+/// A profile that no board has.
+const OTHER_PROFILE: &str = "another";
+/// The most profiles of a request's selectors that are looked at.
+const PROFILES_MAX: usize = 32;
+
 /// Instances that differ only in where they are.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Kind {
@@ -62,6 +67,41 @@ impl Kind {
             memory: profile.bytes_at_most(),
             profile: Some(profile),
             facts: Facts::default(),
+        }
+    }
+
+    /// Instances with the profiles that the selectors name, shared and not, if these selectors refuse all other profiles:
+    /// what a request may get that matches no published instance.
+    pub(crate) fn named<'a>(selectors: &(impl Iterator<Item = &'a Selector> + Clone), cel: &Cel) -> Vec<Self> {
+        let refuses = |kind: &Self| !kind.may_match(selectors.clone(), cel);
+        let others = [true, false].map(|is_shared| Self::with_profile(OTHER_PROFILE, is_shared));
+        if !others.iter().all(refuses) {
+            return Vec::new();
+        }
+        let expressions = selectors.clone().filter_map(|selector| selector.cel.as_ref());
+        let texts = expressions.flat_map(|cel| cel.expression.split(['"', '\'']));
+        let profiles = texts.filter(|text| Profile::parse(text).is_some()).take(PROFILES_MAX);
+        let kinds = profiles.flat_map(|name| [true, false].map(|is_shared| Self::with_profile(name, is_shared)));
+        kinds.filter(|kind| !refuses(kind)).collect()
+    }
+
+    /// An instance with this profile, of which selectors can read nothing else.
+    fn with_profile(name: &str, is_shared: bool) -> Self {
+        let profile = Profile::parse(name);
+        let text = |name: &str, value: &str| (name.to_owned(), Value::String(value.to_owned()));
+        let attributes = [
+            text(device_type::ATTRIBUTE, device_type::MIG),
+            text(device_type::PROFILE, name),
+        ];
+        Self {
+            memory: profile.map_or(0, Profile::bytes_at_most),
+            profile,
+            facts: Facts {
+                driver: DRIVER_NAME.to_owned(),
+                allow_multiple_allocations: is_shared,
+                attributes: attributes.into(),
+                ..Facts::default()
+            },
         }
     }
 
