@@ -256,6 +256,11 @@ fn lists(rendered: &[Value]) -> Vec<Vec<String>> {
     lists.map(texts).filter(|list| list != &["?key"]).collect()
 }
 
+/// A resource that asks in a dialect and is in no list of names.
+fn of_instances(dialect: Dialect) -> Option<&'static str> {
+    (dialect == Dialect::Hami).then_some("nvidia.com/mig-1g.10gb")
+}
+
 fn sorted<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut texts: Vec<String> = texts.into_iter().map(str::to_owned).collect();
     texts.sort();
@@ -391,7 +396,7 @@ fn kubernetes_sends_the_pods_that_ask_and_no_others() {
         many["metadata"]["annotations"] = Value::Object(keys.collect());
         cases.push((many, None, false));
         for of in Dialect::ALL {
-            for key in asking_resources(of) {
+            for key in asking_resources(of).iter().copied().chain(of_instances(of)) {
                 for init in [false, true] {
                     cases.push((pod(none.clone(), key, init), None, of == dialect));
                 }
@@ -484,6 +489,7 @@ fn a_pod_with_keys_that_nobody_reads_is_warned() {
             let by_container = BY_CONTAINER.into_iter().filter(|key| asks_by_annotation(of, key));
             keys.extend(by_container.map(|key| (key, true)));
             keys.extend((of == Dialect::Hami).then_some(("nvidia.com/vgpu", false)));
+            keys.extend(of_instances(of).map(|key| (key, false)));
             for (key, is_annotation) in keys {
                 for (labels, is_labelled, is_ignored) in [
                     (json!({}), false, false),

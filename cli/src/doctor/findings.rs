@@ -23,6 +23,7 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     found.extend(other_drivers(seen));
     found.extend(nodes(seen, is_installed));
     found.extend(gpus::of(seen));
+    found.extend(gpus::mig_managers(seen));
     found.extend(without_cdi(seen));
     found.extend(usage::of(seen));
     found.extend(terminating(seen));
@@ -119,6 +120,16 @@ fn has_gpu(node: &Value) -> bool {
     names.into_iter().any(|name| labels[name] == "true")
 }
 
+/// A resource of NVIDIA's device plugin on the node, and its number: GPUs, or instances of a profile.
+fn device_plugin(node: &Value) -> Option<(&str, &str)> {
+    let resources = node["status"]["allocatable"].as_object()?;
+    let resources = resources
+        .iter()
+        .filter(|(name, _)| *name == "nvidia.com/gpu" || name.starts_with("nvidia.com/mig-"));
+    let mut resources = resources.map(|(name, number)| (name.as_str(), number.as_str().unwrap_or_default()));
+    resources.find(|(_, number)| !matches!(*number, "" | "0"))
+}
+
 /// Returns the major and minor version, such as (1, 7) for `containerd://1.7.35`.
 fn containerd(node: &Value) -> Option<(u32, u32)> {
     let version = text(node, "/status/nodeInfo/containerRuntimeVersion").strip_prefix("containerd://")?;
@@ -137,8 +148,8 @@ fn nodes(seen: &Seen, is_installed: bool) -> Vec<Finding> {
     for node in seen.nodes.iter() {
         let name = text(node, "/metadata/name");
         let object = format!("Node {name}");
-        let counted = text(node, "/status/allocatable/nvidia.com~1gpu");
-        let is_counted = !matches!(counted, "" | "0");
+        let counted = device_plugin(node);
+        let is_counted = counted.is_some();
         // Nodes that are left to another driver, as the advice about a GPU of two drivers says.
         let is_left_out = !with_plugin.is_empty() && (is_counted || of_others.contains(name));
         let is_known = seen.pods.known().is_some() && seen.slices.known().is_some();
@@ -166,10 +177,10 @@ fn nodes(seen: &Seen, is_installed: bool) -> Vec<Finding> {
                 ),
             });
         }
-        if offering.contains(name) && is_counted {
+        if let Some((resource, number)) = counted.filter(|_| offering.contains(name)) {
             found.push(Finding {
                 object,
-                value: format!("allocatable nvidia.com/gpu: {counted}, beside slices of {DRIVER}"),
+                value: format!("allocatable {resource}: {number}, beside slices of {DRIVER}"),
                 breaks: "a device plugin gives the same GPUs away without knowing of the shares".to_owned(),
                 mend: "switch the device plugin off there: kubectl label node NODE nvidia.com/gpu.deploy.device-plugin=false"
                     .replace("NODE", name),

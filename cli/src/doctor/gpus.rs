@@ -1,11 +1,12 @@
 //! Findings about GPUs that the plugin has tainted: faults that keep new claims away.
 //!
-//! MIG mode is no fault: an administrator switches it on. It is a note.
+//! MIG mode is no fault: an administrator switches it on. It is a note. A fault of a GPU in MIG mode taints all of its
+//! instances, and is one finding.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use vgpu_api::advice;
+use vgpu_api::{advice, device_type};
 
 use super::finding::Finding;
 use super::seen::{DRIVER, Seen, key, list, text};
@@ -15,6 +16,8 @@ const PREFIX: &str = "dra.vgpu/";
 const ALLOCATOR: &str = "allocator";
 const MIG: &str = "mig";
 const SILENT: &str = "silent";
+/// Taints of an instance that is gone.
+const OF_INSTANCE: [&str; 2] = ["lost", "replaced"];
 
 /// A taint of ours that keeps new claims away.
 struct Tainted<'s> {
@@ -35,8 +38,31 @@ impl Tainted<'_> {
         text(self.device, "/attributes/uuid/string")
     }
 
+    /// The UUID of an instance's GPU; empty for a GPU.
+    fn parent(&self) -> &str {
+        text(self.device, "/attributes/parentUUID/string")
+    }
+
+    fn is_of_instance(&self) -> bool {
+        !self.parent().is_empty() && OF_INSTANCE.contains(&self.kind)
+    }
+
+    /// The UUID of the GPU with the fault.
+    fn gpu(&self) -> &str {
+        match self.parent() {
+            "" => self.uuid(),
+            parent => parent,
+        }
+    }
+
     fn object(&self) -> String {
-        format!("GPU {} on node {}", self.uuid(), self.node())
+        match self.is_of_instance() {
+            true => {
+                let profile = text(self.device, "/attributes/profile/string");
+                format!("Instance {} ({profile}) on node {}", self.uuid(), self.node())
+            }
+            false => format!("GPU {} on node {}", self.gpu(), self.node()),
+        }
     }
 }
 
@@ -79,11 +105,22 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     let holders = holders(seen);
     // If the node's plugin is not ready, another finding reports that, and it may be the cause of the silent driver.
     let is_told = |one: &Tainted<'_>| one.kind == SILENT && seen.pods.known().is_some() && !ready.contains(one.node());
-    let faults = tainted(seen).filter(|one| one.kind != MIG && !is_told(one));
-    let finding = |one: Tainted<'_>| {
-        let device = (text(one.slice, "/spec/pool/name"), text(one.device, "/name"));
+    let mut faults: BTreeMap<_, Vec<Tainted<'_>>> = BTreeMap::new();
+    for one in tainted(seen).filter(|one| one.kind != MIG && !is_told(one)) {
+        let fault = (one.object(), one.kind, one.value, one.effect);
+        faults.entry(fault).or_default().push(one);
+    }
+    let finding = |all: Vec<Tainted<'_>>| {
+        let holders: Vec<String> = all
+            .iter()
+            .flat_map(|one| {
+                let device = (text(one.slice, "/spec/pool/name"), text(one.device, "/name"));
+                holders.get(&device).cloned().unwrap_or_default()
+            })
+            .collect();
+        let one = all.into_iter().next()?;
         let equals = if one.value.is_empty() { "" } else { "=" };
-        Finding {
+        Some(Finding {
             object: one.object(),
             value: format!(
                 "taint {PREFIX}{}{equals}{}:{}: {}",
@@ -92,11 +129,23 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
                 one.effect,
                 reason(&one)
             ),
-            breaks: breaks(&one, holders.get(&device).map_or(&[], Vec::as_slice)),
-            mend: format!("{} (docs/health.md)", mend(&one)),
-        }
+            breaks: breaks(&one, &holders),
+            mend: match one.is_of_instance() {
+                true => format!("{} (docs/mig.md)", mend_instance(&one)),
+                false => format!("{} (docs/health.md)", mend(&one)),
+            },
+        })
     };
-    faults.map(finding).collect()
+    faults.into_values().filter_map(finding).collect()
+}
+
+/// What to do about an instance that was destroyed, or made again in another way, while claims may hold it.
+fn mend_instance(one: &Tainted<'_>) -> String {
+    let then = match one.kind {
+        "replaced" => "the instance in its place is then published",
+        _ => "it is then unpublished; if it should be there, make it again: nvidia-smi mig on the node",
+    };
+    format!("kubectl delete the pods whose claims have it (kubectl vgpu top -n NAMESPACE names them): {then}")
 }
 
 fn breaks(one: &Tainted<'_>, holders: &[String]) -> String {
@@ -120,7 +169,7 @@ fn reason(one: &Tainted<'_>) -> String {
 }
 
 fn mend(one: &Tainted<'_>) -> String {
-    let (node, uuid) = (one.node(), one.uuid());
+    let (node, uuid) = (one.node(), one.gpu());
     // kubectl drain stops at pods without a controller, and names them.
     let drain = format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data");
     // A GPU is not reset while a program has it open, and the plugin stays on a drained node.
@@ -152,10 +201,45 @@ pub(super) fn notes(seen: &Seen) -> Vec<String> {
     let mig = tainted(seen).filter(|one| one.kind == MIG);
     mig.map(|one| {
         format!(
-            "{} is in MIG mode (taint {PREFIX}{MIG}), so no new claim gets it; nvidia-smi -i {} -mig 0 there ends that",
+            "{} is in MIG mode (taint {PREFIX}{MIG}), so no new claim gets it whole, nor a share of it; its instances are devices of \
+             class vgpu-mig, once no claim has the GPU; nvidia-smi -i {} -mig 0 there ends that (docs/mig.md)",
             one.object(),
-            one.uuid()
+            one.gpu()
         )
     })
     .collect()
+}
+
+/// The label by which GPU Operator's MIG manager says what it did on a node.
+const MIG_MANAGER: &str = "nvidia.com/mig.config.state";
+
+/// Nodes with instances of ours where GPU Operator's MIG manager may make them anew.
+pub(super) fn mig_managers(seen: &Seen) -> Vec<Finding> {
+    let instances = |node: &str| {
+        let slices = seen.our_slices().filter(|slice| text(slice, "/spec/nodeName") == node);
+        let devices = slices.flat_map(|slice| list(slice, "/spec/devices"));
+        devices
+            .filter(|device| text(device, "/attributes/type/string") == device_type::MIG)
+            .count()
+    };
+    let finding = |node: &Value| {
+        let (name, state) = (
+            text(node, "/metadata/name"),
+            node["metadata"]["labels"][MIG_MANAGER].as_str()?,
+        );
+        let count = instances(name);
+        let is_off = node["metadata"]["labels"]["nvidia.com/gpu.deploy.mig-manager"] == "false";
+        (count > 0 && !is_off).then(|| Finding {
+            object: format!("Node {name}"),
+            value: format!("{MIG_MANAGER}={state}, and {count} instances of GPUs are devices of {DRIVER}"),
+            breaks: "GPU Operator's MIG manager destroys instances and makes others when it starts or the label nvidia.com/mig.config \
+                     changes, also those that claims have"
+                .to_owned(),
+            mend: format!(
+                "once the instances are as you want them: kubectl label node {name} nvidia.com/gpu.deploy.mig-manager=false --overwrite; \
+                 and drain the node before you change them (docs/mig.md)"
+            ),
+        })
+    };
+    seen.nodes.iter().filter_map(finding).collect()
 }

@@ -342,6 +342,70 @@ fn each_fault_of_a_gpu_has_its_own_words_and_what_is_none_is_no_finding() {
     );
 }
 
+/// A node with two instances of one GPU, each with this taint.
+fn with_instances(kind: &str, value: &str) -> Seen {
+    let mut seen = well();
+    let instance = |at: u32| {
+        json!({"name": format!("mig-{at}"), "attributes": {"type": {"string": "mig"}, "uuid": {"string": format!("MIG-{at}")},
+            "parentUUID": {"string": "GPU-9"}, "profile": {"string": "3g.40gb"}},
+            "taints": [{"key": format!("dra.vgpu/{kind}"), "value": value, "effect": "NoSchedule"}]})
+    };
+    let mut slice = slice("dra.vgpu", "");
+    slice["metadata"]["name"] = "instances".into();
+    slice["spec"]["pool"]["name"] = "n1/vgpu-mig".into();
+    slice["spec"]["devices"] = json!([instance(0), instance(1)]);
+    objects(&mut seen.slices).push(slice);
+    seen
+}
+
+#[test]
+fn a_fault_of_a_gpu_in_mig_mode_is_one_finding_and_an_instance_that_is_gone_one_each() {
+    let mut seen = with_instances("xid", "79");
+    let mut holder = holder();
+    holder["status"]["allocation"]["devices"]["results"][0]["pool"] = "n1/vgpu-mig".into();
+    holder["status"]["allocation"]["devices"]["results"][0]["device"] = "mig-1".into();
+    *objects(&mut seen.claims) = vec![holder];
+    let found = findings::of(&seen);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].object, "GPU GPU-9 on node n1");
+    assert!(
+        found[0].breaks.contains("of 1 claims that have it, such as team/gpu"),
+        "{found:#?}"
+    );
+    for (kind, words) in [("lost", "make it again"), ("replaced", "the instance in its place")] {
+        let found = findings::of(&with_instances(kind, ""));
+        assert_eq!(found.len(), 2, "{found:#?}");
+        assert_eq!(found[0].object, "Instance MIG-0 (3g.40gb) on node n1");
+        let mend = &found[0].mend;
+        assert!(
+            mend.contains(words) && !mend.contains("reboot") && mend.contains("docs/mig.md"),
+            "{mend}"
+        );
+    }
+}
+
+#[test]
+fn a_mig_manager_beside_instances_is_found() {
+    let mut seen = with_instances("allocator", "");
+    assert_eq!(findings::of(&seen), []);
+    objects(&mut seen.nodes)[0]["metadata"]["labels"]["nvidia.com/mig.config.state"] = "success".into();
+    is_found(&seen, "Node n1", "nvidia.com/mig.config.state=success, and 2 instances");
+    let mut off = seen;
+    objects(&mut off.nodes)[0]["metadata"]["labels"]["nvidia.com/gpu.deploy.mig-manager"] = "false".into();
+    assert_eq!(findings::of(&off), []);
+    // Without instances it has nothing to destroy.
+    let mut without = well();
+    objects(&mut without.nodes)[0]["metadata"]["labels"]["nvidia.com/mig.config.state"] = "success".into();
+    assert_eq!(findings::of(&without), []);
+    // NVIDIA's device plugin gives instances away, too.
+    objects(&mut off.nodes)[0]["status"]["allocatable"]["nvidia.com/mig-3g.40gb"] = "2".into();
+    is_found(
+        &off,
+        "Node n1",
+        "allocatable nvidia.com/mig-3g.40gb: 2, beside slices of dra.vgpu",
+    );
+}
+
 #[test]
 fn nodes_that_are_left_to_another_driver_and_images_with_digests_are_well() {
     let mut seen = well();

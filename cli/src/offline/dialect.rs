@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use vgpu_dialects::{Dialect, Settings, asking_resources, asks_by_annotation};
+use vgpu_dialects::{Dialect, Settings, asks_by_annotation, asks_by_resource};
 use vgpu_planner::Obstacle;
 
 /// Returns the names in the limits, requests and annotations of an object that ask for a GPU, wherever its pods are.
@@ -12,9 +12,7 @@ pub(super) fn asking<'v>(object: &'v Value, settings: &Settings) -> BTreeSet<&'v
         Value::Object(map) => map
             .iter()
             .flat_map(|(key, value)| match key.as_str() {
-                "limits" | "requests" => named(value, settings, |dialect, name| {
-                    asking_resources(dialect).contains(&name)
-                }),
+                "limits" | "requests" => named(value, settings, asks_by_resource),
                 "annotations" => named(value, settings, asks_by_annotation),
                 _ => asking(value, settings),
             })

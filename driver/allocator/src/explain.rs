@@ -23,7 +23,7 @@ use crate::expression::{domain_hint, excerpt};
 use crate::model::{Allocation, ResourceClaim, Taint};
 use crate::policy::Order;
 use crate::pools::{NodeView, PoolState};
-use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, field_of};
+use crate::reason::{CLASS_SELECTORS, Instance, Reason, ReasonKind, field_of};
 use crate::search::{AskAt, Refusal, Search};
 use crate::selectors::SelectorCache;
 use vgpu_api::advice;
@@ -222,6 +222,10 @@ impl Explainer<'_, '_, '_, '_> {
                     self.search.take_back(undo);
                     fitting += 1;
                 }
+                // The search asks selectors last. Nobody need wait for a device that they do not match.
+                Err(Refusal::InUse) if self.is_unmatched(index) => {
+                    reasons.push(self.of_device(Refusal::Mismatch, index)?);
+                }
                 Err(refusal) => reasons.push(self.of_device(refusal, index)?),
             }
         }
@@ -284,6 +288,7 @@ impl Explainer<'_, '_, '_, '_> {
         let candidate = &self.search.view.candidates[index];
         let reason = self.reason(&candidate.slice.spec.pool.name, &candidate.device().name, said);
         Ok(Reason {
+            instance: Instance::of(candidate.device()),
             shortages,
             holders,
             together,
@@ -375,6 +380,14 @@ impl Explainer<'_, '_, '_, '_> {
         })
     }
 
+    /// Returns true if a selector certainly refuses the device.
+    fn is_unmatched(&mut self, index: usize) -> bool {
+        let candidate = &self.search.view.candidates[index];
+        let ask = &self.search.plans[self.at.claim].requests[self.at.request].asks[self.at.alternative];
+        let found = ask.first_mismatch(candidate, self.at.claim, self.search.cache);
+        matches!(found, Ok(Some(_)))
+    }
+
     fn say_mismatch(&mut self, index: usize) -> Result<Said, AllocateError> {
         let view = self.search.view;
         let candidate = &view.candidates[index];
@@ -432,6 +445,7 @@ impl Explainer<'_, '_, '_, '_> {
             node: self.search.view.node().to_owned(),
             pool: pool.to_owned(),
             device: device.to_owned(),
+            instance: None,
             reason,
             field,
             message,

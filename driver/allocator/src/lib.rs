@@ -65,6 +65,6 @@ pub use index::{Free, Index, Placement, Unmatched};
 pub use inventory::{Inventory, Slice, SliceHandle};
 pub use plan::Classes;
 pub use pools::{NodeView, PoolError, ViewError};
-pub use reason::{Reason, ReasonKind, few, held, together};
+pub use reason::{Instance, Reason, ReasonKind, few, held, together};
 pub use selectors::{Cel, SelectorCache, Selectors};
 pub use shared::Shared;

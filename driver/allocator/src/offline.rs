@@ -197,6 +197,7 @@ impl<'o> Cluster<'o> {
                     node: node.clone(),
                     pool: slice.spec.pool.name.clone(),
                     device: device.name.clone(),
+                    instance: crate::reason::Instance::of(device),
                     reason: ReasonKind::NodeMismatch,
                     field: "spec.nodeName".to_owned(),
                     message: format!("slice {} is not for {}", slice.name, self.node_words()),

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::Serialize;
+use vgpu_api::device_type::{PLACEMENT, PROFILE};
 
 use crate::capacity::Shortage;
 use crate::error::{AllocateError, RequestError};
-use crate::model::ResourceClaim;
+use crate::model::{Device, ResourceClaim};
 
 /// Why a device, a pool or a node cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -44,6 +45,8 @@ pub struct Reason<C = usize> {
     pub node: String,
     pub pool: String,
     pub device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance: Option<Instance>,
     pub reason: ReasonKind,
     /// The field of the claim, or of the object that the message names.
     pub field: String,
@@ -57,6 +60,34 @@ pub struct Reason<C = usize> {
     /// The claims of the attempt that would use the device themselves.
     #[serde(skip)]
     pub together: Vec<C>,
+}
+
+/// An instance of a GPU in MIG mode, as its attributes describe it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Instance {
+    pub profile: String,
+    /// The first memory slice, and how many; empty if that is not known.
+    pub placement: String,
+}
+
+impl Instance {
+    pub(crate) fn of(device: &Device) -> Option<Self> {
+        let text = |name: &str| device.attributes.get(name)?.text().map(str::to_owned);
+        Some(Self {
+            profile: text(PROFILE)?,
+            placement: text(PLACEMENT).unwrap_or_default(),
+        })
+    }
+}
+
+impl std::fmt::Display for Instance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { profile, placement } = self;
+        match placement.is_empty() {
+            true => f.write_str(profile),
+            false => write!(f, "{profile} at {placement}"),
+        }
+    }
 }
 
 impl ReasonKind {
@@ -104,6 +135,7 @@ impl Reason {
             node: node.to_owned(),
             pool: String::new(),
             device: String::new(),
+            instance: None,
             reason: ReasonKind::Constraint,
             field: String::new(),
             message: "the claims do not fit together".to_owned(),
@@ -123,6 +155,7 @@ impl Reason {
             node: self.node,
             pool: self.pool,
             device: self.device,
+            instance: self.instance,
             reason: self.reason,
             field: self.field,
             message: self.message
@@ -198,7 +231,11 @@ impl std::fmt::Display for Reason<String> {
         ];
         let given = parts.iter().filter(|(_, value)| !value.is_empty());
         let place: Vec<String> = given.map(|(name, value)| format!("{name} {value}")).collect();
-        write!(f, "{}: {}: {}", place.join(", "), self.reason.name(), self.message)
+        f.write_str(&place.join(", "))?;
+        if let Some(instance) = &self.instance {
+            write!(f, ", {instance}")?;
+        }
+        write!(f, ": {}: {}", self.reason.name(), self.message)
     }
 }
 
@@ -232,6 +269,7 @@ impl AllocateError {
             node: node.to_owned(),
             pool: pool.to_owned(),
             device: device.to_owned(),
+            instance: None,
             reason: kind,
             field,
             message: fault.to_string(),

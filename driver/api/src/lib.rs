@@ -26,10 +26,13 @@ pub mod config;
 pub mod decode;
 pub mod gpu_memory;
 mod loosen;
+mod profile;
 pub mod quota;
 pub mod request;
 pub mod slice;
 pub mod usage;
+
+pub use profile::Profile;
 
 /// The DRA driver's name: in ResourceSlices, opaque configs, sockets.
 pub const DRIVER_NAME: &str = "dra.vgpu";
@@ -170,4 +173,10 @@ pub mod device_type {
     pub const MONITOR: &str = "monitor";
     /// A fixed slot of a GPU.
     pub const SLOT: &str = "slot";
+    /// The attribute of an instance with its profile's name.
+    pub const PROFILE: &str = "profile";
+    /// The attribute of an instance with the UUID of its GPU.
+    pub const PARENT_UUID: &str = "parentUUID";
+    /// The attribute of an instance with its first memory slice, and how many it has: `4:4`.
+    pub const PLACEMENT: &str = "placement";
 }

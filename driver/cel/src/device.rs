@@ -7,7 +7,7 @@ use vgpu_quantity::Quantity;
 /// A device as its slice publishes it.
 ///
 /// Names of attributes and capacities are `domain/name`; a name without a domain belongs to the driver's domain.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
     pub driver: String,
     pub allow_multiple_allocations: bool,

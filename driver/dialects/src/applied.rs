@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim, ResourceClaim};
 
-use crate::keys::removed_keys;
+use crate::keys::is_removed;
 use crate::names::ResourceNames;
 use crate::record::{Asked, Record};
 use crate::settings::{DEFAULT_SCHEDULER, Settings};
@@ -37,10 +37,9 @@ pub(crate) fn apply(pod: &mut Pod, record: &Record, settings: &Settings) {
 
 /// Takes the dialect's resources from a container and gives it its claim.
 fn take(container: &mut Container, asked: &Asked, names: &ResourceNames) {
-    let keys = removed_keys(asked.dialect);
     if let Some(resources) = &mut container.resources {
         for map in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
-            map.retain(|key, _| !keys.contains(&names.known(key)));
+            map.retain(|key, _| !is_removed(asked.dialect, names.known(key)));
         }
     }
     if let Some(claim) = &asked.claim {
@@ -74,7 +73,7 @@ pub(crate) fn undo(pod: &Pod, record: &Record, settings: &Settings) -> Pod {
         let Some(asked) = record.containers.iter().find(|asked| asked.name == container.name) else {
             continue;
         };
-        let keys = removed_keys(asked.dialect);
+        let is_removed = |key: &String| is_removed(asked.dialect, names.known(key));
         let resources = container.resources.get_or_insert_default();
         if let Some(claims) = &mut resources.claims {
             claims.retain(|claim| !ours.contains(claim.name.as_str()));
@@ -82,10 +81,7 @@ pub(crate) fn undo(pod: &Pod, record: &Record, settings: &Settings) -> Pod {
                 resources.claims = None;
             }
         }
-        let has = |map: &Option<BTreeMap<String, _>>| {
-            map.as_ref()
-                .is_some_and(|map| map.keys().any(|key: &String| keys.contains(&names.known(key))))
-        };
+        let has = |map: &Option<BTreeMap<String, _>>| map.as_ref().is_some_and(|map| map.keys().any(is_removed));
         if has(&resources.limits) || has(&resources.requests) {
             continue;
         }
@@ -94,7 +90,7 @@ pub(crate) fn undo(pod: &Pod, record: &Record, settings: &Settings) -> Pod {
             (&mut resources.requests, &asked.requests),
         ] {
             // Only keys of the dialect, because anybody may have written the annotation.
-            let asked = asked.iter().filter(|(key, _)| keys.contains(&names.known(key)));
+            let asked = asked.iter().filter(|(key, _)| is_removed(key));
             for (key, value) in asked {
                 let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity(value.clone());
                 map.get_or_insert_default().insert(key.clone(), quantity);

@@ -3,7 +3,8 @@
 use vgpu_api::class;
 use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
 
-use crate::pod::{DeviceKeys, PodView};
+use crate::instance::{self, ModeKeys};
+use crate::pod::{DeviceKeys, Mode, PodView};
 use crate::problem::Problem;
 use crate::request::{Memory, Request};
 use crate::resources::Resources;
@@ -28,6 +29,12 @@ const DEVICES: DeviceKeys = DeviceKeys {
     use_types: "nvidia.com/use-gputype",
     not_types: "nvidia.com/nouse-gputype",
 };
+const MODE_KEYS: ModeKeys = ModeKeys {
+    count: GPU,
+    memory: MEMORY,
+    cores: Some(CORES),
+    priority: Some(PRIORITY),
+};
 /// Annotations that have an effect here.
 pub(crate) const ANNOTATIONS: &[&str] = &[
     MODE,
@@ -41,7 +48,10 @@ pub(crate) const ANNOTATIONS: &[&str] = &[
 
 /// `None` if the container gets no GPU, or after a problem.
 pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<Request> {
-    pod.refuse_other_modes(MODE);
+    if instance::is_asked(container) {
+        return instance::read(container, ASKS, pod);
+    }
+    let is_mig = pod.mode(MODE) == Mode::Mig;
     let count = container.amount(GPU, &mut pod.findings);
     let memory = container.mebibytes(MEMORY, &mut pod.findings);
     let percentage = percentage(container, PERCENTAGE, &mut *pod);
@@ -61,7 +71,9 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
     }
     let memory = memory.or(percentage).unwrap_or(Memory::All);
     let all_of_it = memory == Memory::All && cores.is_none();
-    let mut request = if all_of_it || cores == Some(100) || idle_only {
+    let mut request = if is_mig {
+        Request::fraction(count, memory, Dialect::Hami)
+    } else if all_of_it || cores == Some(100) || idle_only {
         if memory != Memory::All {
             let why = if idle_only { GPU_POLICY } else { CORES };
             let text = format!("{why} asks for whole GPUs, shared with nobody: the container gets all of their memory");
@@ -79,6 +91,11 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
         true => Some(AllocationPolicy::Numa),
         false => policy,
     };
+    if is_mig {
+        // Cores are no reason for a whole GPU here.
+        let asked = Request { memory, ..request };
+        return instance::of_mode(container, MODE, &asked, &MODE_KEYS, pod);
+    }
     Some(request)
 }
 

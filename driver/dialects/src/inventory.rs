@@ -3,7 +3,7 @@
 use k8s_openapi::api::resource::v1::Device;
 use vgpu_api::{capacity, device_type};
 
-/// One published GPU.
+/// One published GPU, or an instance of one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Gpu {
     pub uuid: String,
@@ -11,9 +11,11 @@ pub struct Gpu {
     pub model: String,
     /// Capacity `memory`, in bytes.
     pub memory: u64,
+    /// Of an instance of a GPU in MIG mode the UUID of that GPU.
+    pub parent: Option<String>,
 }
 
-/// Every published GPU of our driver.
+/// Every published GPU of our driver, and every instance.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
     pub gpus: Vec<Gpu>,
@@ -30,10 +32,13 @@ impl Gpu {
             .ok()??
             .value
             .0;
-        if text(device_type::ATTRIBUTE)? != device_type::GPU {
-            return None;
-        }
+        let parent = match text(device_type::ATTRIBUTE)?.as_str() {
+            device_type::GPU => None,
+            device_type::MIG => Some(text(device_type::PARENT_UUID).unwrap_or_default()),
+            _ => return None,
+        };
         Some(Self {
+            parent,
             uuid: text("uuid")?,
             model: text("productName").unwrap_or_default(),
             memory: u64::try_from(vgpu_quantity::whole(memory).ok()?).ok()?,

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use vgpu_api::config::Dialect;
 
 use crate::names::{ResourceNames, ResourceNamesError};
+use crate::profile::profile_of;
 use crate::resources::Resources;
 use crate::settings::Settings;
 use crate::{gpu_manager, hami, kai, koordinator, volcano, volcano_vgpu};
@@ -43,10 +44,27 @@ pub fn asks_by_annotation(dialect: Dialect, key: &str) -> bool {
     dialect == Dialect::Kai && kai::asks(key)
 }
 
+/// Returns true if a container with this resource asks in a dialect. Those for instances of a profile have no list: who asks
+/// for GPUs as NVIDIA's device plugin has them is read as HAMi.
+#[must_use]
+pub fn asks_by_resource(dialect: Dialect, name: &str) -> bool {
+    asking_resources(dialect).contains(&name) || is_of_instances(dialect, name)
+}
+
 /// Returns true for a resource of a dialect; translated pods have none of them.
 #[must_use]
 pub fn is_resource(name: &str) -> bool {
-    DIALECTS.iter().any(|(.., keys)| keys.contains(&name))
+    DIALECTS.iter().any(|(dialect, ..)| is_removed(*dialect, name))
+}
+
+/// Returns true if the resource is removed from a container that asks in the dialect.
+pub(crate) fn is_removed(dialect: Dialect, name: &str) -> bool {
+    let found = DIALECTS.iter().find(|(of, ..)| *of == dialect);
+    found.is_some_and(|(.., keys)| keys.contains(&name)) || is_of_instances(dialect, name)
+}
+
+fn is_of_instances(dialect: Dialect, name: &str) -> bool {
+    dialect == Dialect::Hami && profile_of(name).is_some()
 }
 
 /// Reads a list of names that a cluster chose: `nvidia.com/vgpu=nvidia.com/gpu`, with commas.
@@ -56,11 +74,6 @@ pub fn is_resource(name: &str) -> bool {
 pub fn resource_names(text: &str) -> Result<ResourceNames, ResourceNamesError> {
     let own: Vec<&str> = DIALECTS.iter().flat_map(|(.., keys)| *keys).copied().collect();
     ResourceNames::parse(text, &own)
-}
-
-pub(crate) fn removed_keys(dialect: Dialect) -> &'static [&'static str] {
-    let found = DIALECTS.iter().find(|(of, ..)| *of == dialect);
-    found.map_or(&[], |(.., keys)| keys)
 }
 
 /// KAI's annotations, if the pod asks in them.

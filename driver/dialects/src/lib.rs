@@ -23,6 +23,7 @@
 mod applied;
 mod gpu_manager;
 mod hami;
+mod instance;
 mod instead;
 mod inventory;
 mod kai;
@@ -37,6 +38,7 @@ mod patch;
 mod plan;
 mod pod;
 mod problem;
+mod profile;
 mod record;
 mod request;
 mod resources;
@@ -57,15 +59,18 @@ pub use legacy_view::{
 };
 
 pub use inventory::{Gpu, Inventory};
-pub use keys::{asking_annotations, asking_resources, asks_by_annotation, is_resource, resource_names};
+pub use keys::{
+    asking_annotations, asking_resources, asks_by_annotation, asks_by_resource, is_resource, resource_names,
+};
 pub use names::{ResourceNames, ResourceNamesError};
 pub use plan::OTHER_CLAIMS;
 pub use problem::{Problem, Refusal, Warning};
+pub use profile::Instance;
 pub use record::{Asked, CLAIM_PREFIX, Record, TRANSLATED, recorded};
 pub use request::{COUNT_MAX, Devices, LIST_MAX, MILLION, Memory, NAME_PREFIX, Request};
 pub use settings::Settings;
 pub use template::{ALTERNATIVES_MAX, REQUEST_NAME, template};
 pub use translate::{translate, update};
 pub use translation::{NamedRequest, Translation};
-pub use unsupported::unread;
+pub use unsupported::{unread, without_profile};
 pub use vgpu_api::config::Dialect;

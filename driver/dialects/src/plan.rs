@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vgpu_api::config::Dialect;
 use vgpu_quantity::{quoted, shortened};
 
-use crate::keys::{DIALECTS, Kind, containers, kai_annotations, removed_keys};
+use crate::keys::{DIALECTS, Kind, asks_by_resource, containers, is_removed, kai_annotations};
 use crate::pod::{PodView, annotation_at};
 use crate::problem::Problem;
 use crate::record::{Asked, CLAIM_PREFIX, LONGEST, Record, TRANSLATED};
@@ -92,7 +92,6 @@ fn read(view: &mut PodView<'_>) -> Vec<Ask> {
         };
         check_container(&container, &others, view);
         unsupported::warn_of_resources(dialect, &container, view);
-        let keys = removed_keys(dialect);
         let (request, annotations) = match kai {
             Some((_, request, annotations)) => (Some(request), annotations),
             None => (read_resources(dialect, &container, view), BTreeMap::new()),
@@ -103,8 +102,8 @@ fn read(view: &mut PodView<'_>) -> Vec<Ask> {
             asked: Asked {
                 name: name.to_owned(),
                 dialect,
-                limits: container.entries(keys, true),
-                requests: container.entries(keys, false),
+                limits: container.entries(true, |name| is_removed(dialect, name)),
+                requests: container.entries(false, |name| is_removed(dialect, name)),
                 annotations,
                 claim: None,
                 template: None,
@@ -133,10 +132,9 @@ fn read_kai<'a>(view: &mut PodView<'a>) -> Option<(&'a str, Request, BTreeMap<St
 /// The dialects that a container uses.
 fn dialects_of(container: &Resources<'_>, by_kai: bool, view: &PodView<'_>) -> Vec<Dialect> {
     let reads = |dialect: Dialect| view.settings.reads(dialect);
-    let asking = DIALECTS
-        .iter()
-        .filter(|(dialect, asks, _)| reads(*dialect) && container.asks_for(asks));
-    let asking = asking.map(|(dialect, ..)| *dialect);
+    let asking = DIALECTS.iter().map(|(dialect, ..)| *dialect);
+    let asking =
+        asking.filter(|dialect| reads(*dialect) && container.asks_where(|name| asks_by_resource(*dialect, name)));
     asking.chain(by_kai.then_some(Dialect::Kai)).collect()
 }
 

@@ -117,17 +117,16 @@ impl<'a> PodView<'a> {
         })
     }
 
-    /// Refuses a mode other than HAMi-core, the only mode that makes fractions by a library.
-    pub(crate) fn refuse_other_modes(&mut self, key: &str) {
-        let Some(mode) = self.annotation(key).map(str::trim) else {
-            return;
-        };
-        match mode.to_ascii_lowercase().as_str() {
+    /// The mode in which the pod shares GPUs. One that is not known is refused.
+    pub(crate) fn mode(&mut self, key: &str) -> Mode {
+        let mode = self.annotation(key).unwrap_or_default().trim().to_ascii_lowercase();
+        match mode.as_str() {
             "" | "hami-core" => {}
-            "mig" => self.refuse_annotation(key, "MIG devices are not published; remove it, or write hami-core"),
+            "mig" => return Mode::Mig,
             "mps" => self.refuse_annotation(key, "MPS is not supported; remove it, or write hami-core"),
-            _ => self.refuse_annotation(key, "is not a mode; remove it, or write hami-core"),
+            _ => self.refuse_annotation(key, "is not a mode; remove it, or write hami-core or mig"),
         }
+        Mode::Library
     }
 
     /// HAMi's policies for the GPUs of a node, as ours. The second value is true for `mutex`: idle GPUs only.
@@ -167,6 +166,15 @@ impl<'a> PodView<'a> {
         }
         (policy, idle_only)
     }
+}
+
+/// How a pod of HAMi or Volcano shares GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Fractions, by a library.
+    Library,
+    /// Instances.
+    Mig,
 }
 
 /// The annotations with lists of GPUs.

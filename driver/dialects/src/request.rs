@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use vgpu_api::class;
 use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
-use vgpu_api::request::{CORES_MAX, MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
+use vgpu_api::request::{CORES_MAX, INSTANCES_MAX, MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
 
 use crate::literal::literal;
 use crate::problem::Problem;
+use crate::profile::{Instance, is_profile};
 
 /// The most GPUs that a claim can have: Kubernetes allocates at most 32 devices to one.
 pub const COUNT_MAX: u32 = 32;
@@ -31,7 +32,8 @@ pub const NAME_PREFIX: &str = "vgpu-translated-";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Request {
-    /// The DeviceClass: `vgpu` for fractions, `gpu` for whole GPUs, or the administrator's class for priority High.
+    /// The DeviceClass: `vgpu` for fractions, `gpu` for whole GPUs, `vgpu-mig` for instances, or the administrator's class
+    /// for priority High.
     pub class: String,
     /// How many GPUs, each with the amounts below.
     pub count: u32,
@@ -48,9 +50,12 @@ pub struct Request {
     pub priority: Option<Priority>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation_policy: Option<AllocationPolicy>,
-    /// Which GPUs may be used.
+    /// Which GPUs may be used; for instances, of which GPUs.
     #[serde(default, skip_serializing_if = "Devices::is_any")]
     pub devices: Devices,
+    /// With class `vgpu-mig`: which instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<Instance>,
     /// The dialect whose variables and annotations the pod gets back.
     pub report_as: Dialect,
 }
@@ -136,14 +141,31 @@ impl Request {
             priority: None,
             allocation_policy: None,
             devices: Devices::default(),
+            instance: None,
             report_as,
         }
     }
 
-    /// Returns true for class `gpu`, whose GPUs are whole and shared with nobody.
+    /// Requests whole instances of GPUs in MIG mode.
+    #[must_use]
+    pub fn instances(count: u32, instance: Instance, report_as: Dialect) -> Self {
+        Self {
+            class: class::VGPU_MIG.to_owned(),
+            instance: Some(instance),
+            ..Self::fraction(count, Memory::All, report_as)
+        }
+    }
+
+    /// Returns true for class `gpu` and for instances: such devices are whole and shared with nobody.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.class == class::GPU
+        self.class == class::GPU || self.instance.is_some()
+    }
+
+    /// Returns true if the template depends on the published devices.
+    #[must_use]
+    pub fn is_by_inventory(&self) -> bool {
+        matches!(self.memory, Memory::Millionths(_)) || matches!(self.instance, Some(Instance::AtLeast(_)))
     }
 
     /// The request's canonical text.
@@ -189,7 +211,7 @@ impl Request {
             return invalid(
                 "class",
                 self.class.clone(),
-                "gives whole GPUs: memory must be all, and cores 0",
+                "gives whole devices: memory must be all, and cores 0",
             );
         }
         if self.guaranteed && self.cores == 0 {
@@ -199,9 +221,40 @@ impl Request {
                 "caps the share at its cores, which must be at least 1",
             );
         }
+        if self.instance.is_some() != (self.class == class::VGPU_MIG) {
+            return invalid(
+                "class",
+                self.class.clone(),
+                "and instance go together: class vgpu-mig gives instances",
+            );
+        }
+        match &self.instance {
+            Some(_) if self.count > INSTANCES_MAX => {
+                return invalid(
+                    "count",
+                    self.count.to_string(),
+                    "must be from 1 to 8, the most instances of a request",
+                );
+            }
+            Some(Instance::Profile(profile)) if !is_profile(profile) => {
+                return invalid(
+                    "instance.profile",
+                    profile.clone(),
+                    "must be a profile, for example 1g.10gb",
+                );
+            }
+            Some(Instance::AtLeast(bytes)) if !is_memory(*bytes) => {
+                return invalid(
+                    "instance.atLeast",
+                    bytes.to_string(),
+                    "must be whole MiB from 64Mi to 10Ti",
+                );
+            }
+            _ => {}
+        }
         match self.memory {
             Memory::All => {}
-            Memory::Bytes(bytes) if (MEMORY_MIN..=MEMORY_MAX).contains(&bytes) && bytes % MEMORY_STEP == 0 => {}
+            Memory::Bytes(bytes) if is_memory(bytes) => {}
             Memory::Bytes(bytes) => return invalid("memory", bytes.to_string(), "must be whole MiB from 64Mi to 10Ti"),
             Memory::Millionths(part) if (1..MILLION).contains(&part) => {}
             Memory::Millionths(part) => {
@@ -231,6 +284,10 @@ impl Request {
 /// The length of a list in a selector, including separators.
 pub(crate) fn cel_bytes(list: &[String]) -> usize {
     list.iter().map(|item| literal(item).len() + ", ".len()).sum()
+}
+
+fn is_memory(bytes: u64) -> bool {
+    (MEMORY_MIN..=MEMORY_MAX).contains(&bytes) && bytes.is_multiple_of(MEMORY_STEP)
 }
 
 fn is_zero(cores: &u32) -> bool {

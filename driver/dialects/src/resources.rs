@@ -133,10 +133,17 @@ impl<'a> Resources<'a> {
         asks(true) || asks(false)
     }
 
-    /// The entries of limits or requests with these keys.
-    pub(crate) fn entries(&self, keys: &[&str], limits: bool) -> BTreeMap<String, String> {
+    /// Returns true if the container has a resource that `asks`, by its dialect's own name, and not with the value 0.
+    pub(crate) fn asks_where(&self, asks: impl Fn(&str) -> bool) -> bool {
+        let limits = self.map(true).into_iter().flatten();
+        let mut all = limits.chain(self.map(false).into_iter().flatten());
+        all.any(|(name, value)| asks(self.names.known(name)) && whole(&value.0) != Ok(0))
+    }
+
+    /// The entries of limits or requests that are chosen, by their dialect's own names.
+    pub(crate) fn entries(&self, limits: bool, is_chosen: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
         let map = self.map(limits).into_iter().flatten();
-        map.filter(|(key, _)| keys.contains(&self.names.known(key)))
+        map.filter(|(key, _)| is_chosen(self.names.known(key)))
             .map(|(key, value)| (key.clone(), value.0.clone()))
             .collect()
     }

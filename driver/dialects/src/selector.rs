@@ -1,6 +1,7 @@
 //! CEL selectors for the GPUs that a request allows. Text of a user reaches CEL only as a literal.
 
 use vgpu_api::DRIVER_NAME;
+use vgpu_api::device_type::PROFILE;
 
 use crate::literal::literal;
 use crate::request::Devices;
@@ -11,9 +12,9 @@ fn list(items: &[String]) -> String {
     format!("[{}]", items.join(", "))
 }
 
-/// The selectors, each below Kubernetes' 10 KiB. None where every GPU is allowed.
-pub(crate) fn selectors(devices: &Devices) -> Vec<String> {
-    let uuid = format!(r#"device.attributes["{DRIVER_NAME}"].uuid"#);
+/// The selectors, with the attribute that has the GPU's UUID, each below Kubernetes' 10 KiB. None where every GPU is allowed.
+pub(crate) fn selectors(devices: &Devices, uuid: &str) -> Vec<String> {
+    let uuid = format!(r#"device.attributes["{DRIVER_NAME}"].{uuid}"#);
     let model = format!(r#"device.attributes["{DRIVER_NAME}"].productName.lowerAscii()"#);
     let parts = [
         (&devices.use_uuids, "", format!("{uuid} in ITEMS")),
@@ -34,4 +35,9 @@ pub(crate) fn selectors(devices: &Devices) -> Vec<String> {
         .filter(|(items, ..)| !items.is_empty())
         .map(|(items, not, text)| format!("{not}{}", text.replace("ITEMS", &list(items))))
         .collect()
+}
+
+/// Selects instances with this profile.
+pub(crate) fn profile(name: &str) -> String {
+    format!(r#"device.attributes["{DRIVER_NAME}"].{PROFILE} == {}"#, literal(name))
 }

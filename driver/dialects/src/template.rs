@@ -14,11 +14,13 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 use vgpu_api::config::Priority;
+use vgpu_api::device_type::PARENT_UUID;
 use vgpu_api::request::{MEMORY_MIN, MEMORY_STEP};
 use vgpu_api::{CONFIG_API_VERSION, CONFIG_KIND, DRIVER_NAME, capacity};
 use vgpu_quantity::format_bytes;
 
 use crate::inventory::Inventory;
+use crate::profile::Instance;
 use crate::request::{MILLION, Memory, Request};
 use crate::selector;
 
@@ -31,15 +33,26 @@ pub const REQUEST_NAME: &str = "gpu";
 /// request allows: a claim is never changed, so a claim without the right alternatives would wait forever.
 #[must_use]
 pub fn template(request: &Request, inventory: &Inventory) -> Option<ResourceClaimTemplateSpec> {
-    let selectors = selector::selectors(&request.devices);
-    let devices = match request.memory {
-        Memory::All => exactly(request, selectors, None),
-        Memory::Bytes(bytes) => exactly(request, selectors, Some(bytes)),
-        Memory::Millionths(part) => DeviceRequest {
-            name: REQUEST_NAME.to_owned(),
-            first_available: Some(alternatives(request, &selectors, part, inventory)?),
-            ..DeviceRequest::default()
-        },
+    let uuid = if request.instance.is_some() {
+        PARENT_UUID
+    } else {
+        "uuid"
+    };
+    let mut selectors = selector::selectors(&request.devices, uuid);
+    let first_of = |alternatives| DeviceRequest {
+        name: REQUEST_NAME.to_owned(),
+        first_available: Some(alternatives),
+        ..DeviceRequest::default()
+    };
+    let devices = match (&request.instance, request.memory) {
+        (Some(Instance::Profile(profile)), _) => {
+            selectors.push(selector::profile(profile));
+            exactly(request, selectors, None)
+        }
+        (Some(Instance::AtLeast(bytes)), _) => first_of(instances(request, &selectors, *bytes, inventory)),
+        (None, Memory::All) => exactly(request, selectors, None),
+        (None, Memory::Bytes(bytes)) => exactly(request, selectors, Some(bytes)),
+        (None, Memory::Millionths(part)) => first_of(alternatives(request, &selectors, part, inventory)?),
     };
     let claim = DeviceClaim {
         requests: Some(vec![devices]),
@@ -80,31 +93,58 @@ fn alternatives(
     part: u32,
     inventory: &Inventory,
 ) -> Option<Vec<DeviceSubRequest>> {
-    let allowed = inventory
-        .gpus
-        .iter()
-        .filter(|gpu| request.devices.allow(&gpu.uuid, &gpu.model));
+    let gpus = inventory.gpus.iter().filter(|gpu| gpu.parent.is_none());
+    let allowed = gpus.filter(|gpu| request.devices.allow(&gpu.uuid, &gpu.model));
     let sizes: BTreeSet<u64> = allowed
         .map(|gpu| gpu.memory)
         .filter(|size| part_of(*size, part) >= MEMORY_MIN)
         .collect();
-    let alternatives: Vec<DeviceSubRequest> = groups(sizes.into_iter().collect())
+    let alternatives: Vec<DeviceSubRequest> = groups(sizes.into_iter().collect(), ALTERNATIVES_MAX)
         .into_iter()
         .map(|(smallest, largest)| {
-            let mut selectors = selectors.to_vec();
-            selectors.push(sized(smallest, largest));
-            DeviceSubRequest {
-                name: format!("mib-{}", smallest >> 20),
-                allocation_mode: Some("ExactCount".to_owned()),
-                capacity: amounts(request, Some(part_of(smallest, part))),
-                count: Some(i64::from(request.count)),
-                device_class_name: request.class.clone(),
-                selectors: cel(selectors),
-                ..DeviceSubRequest::default()
-            }
+            let name = format!("mib-{}", smallest >> 20);
+            let memory = Some(part_of(smallest, part));
+            alternative(request, name, selectors, sized(smallest, largest), memory)
         })
         .collect();
     (!alternatives.is_empty()).then_some(alternatives)
+}
+
+/// One alternative for each size of instances that is large enough, the smallest first, and one for any that may come later.
+fn instances(request: &Request, selectors: &[String], bytes: u64, inventory: &Inventory) -> Vec<DeviceSubRequest> {
+    let fitting = inventory.gpus.iter().filter(|gpu| gpu.memory >= bytes);
+    let allowed = fitting.filter(|gpu| {
+        let parent = gpu.parent.as_ref();
+        parent.is_some_and(|parent| request.devices.allow(parent, &gpu.model))
+    });
+    let sizes: BTreeSet<u64> = allowed.map(|gpu| gpu.memory).collect();
+    let known = groups(sizes.into_iter().collect(), ALTERNATIVES_MAX - 1).into_iter();
+    let known = known.map(|(smallest, largest)| (format!("mib-{}", smallest >> 20), sized(smallest, largest)));
+    let any = ("any".to_owned(), format!("{} >= 0", compared(bytes)));
+    known
+        .chain([any])
+        .map(|(name, sized)| alternative(request, name, selectors, sized, None))
+        .collect()
+}
+
+fn alternative(
+    request: &Request,
+    name: String,
+    selectors: &[String],
+    sized: String,
+    memory: Option<u64>,
+) -> DeviceSubRequest {
+    let mut selectors = selectors.to_vec();
+    selectors.push(sized);
+    DeviceSubRequest {
+        name,
+        allocation_mode: Some("ExactCount".to_owned()),
+        capacity: amounts(request, memory),
+        count: Some(i64::from(request.count)),
+        device_class_name: request.class.clone(),
+        selectors: cel(selectors),
+        ..DeviceSubRequest::default()
+    }
 }
 
 /// A part, given in millionths of a size, rounded down to whole MiB so that it never exceeds the request.
@@ -113,10 +153,10 @@ fn part_of(size: u64, part: u32) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX) / MEMORY_STEP * MEMORY_STEP
 }
 
-/// Groups sorted sizes into at most [`ALTERNATIVES_MAX`] ranges by joining the neighbours with the smallest ratio.
+/// Groups sorted sizes into at most `most` ranges by joining the neighbours with the smallest ratio.
 /// Sizes within one MiB are also joined, since driver versions differ that much for one model: an alternative is named
 /// by its MiB, and the API server refuses duplicate names.
-fn groups(sizes: Vec<u64>) -> Vec<(u64, u64)> {
+fn groups(sizes: Vec<u64>, most: usize) -> Vec<(u64, u64)> {
     let mut groups: Vec<(u64, u64)> = Vec::new();
     for size in sizes {
         match groups.last_mut() {
@@ -124,7 +164,7 @@ fn groups(sizes: Vec<u64>) -> Vec<(u64, u64)> {
             _ => groups.push((size, size)),
         }
     }
-    while groups.len() > ALTERNATIVES_MAX {
+    while groups.len() > most {
         let ratio = |at: &usize| groups[at + 1].1 as f64 / groups[*at].0 as f64;
         let closest = (0..groups.len() - 1).min_by(|a, b| ratio(a).total_cmp(&ratio(b)));
         let Some(at) = closest else { break };
@@ -134,17 +174,21 @@ fn groups(sizes: Vec<u64>) -> Vec<(u64, u64)> {
     groups
 }
 
-/// Selects GPUs with that much memory.
-fn sized(smallest: u64, largest: u64) -> String {
+/// Compares a device's memory.
+fn compared(bytes: u64) -> String {
     let memory = format!(r#"device.capacity["{DRIVER_NAME}"].{}"#, capacity::MEMORY);
-    let compared = |bytes: u64| format!(r#"{memory}.compareTo(quantity("{}"))"#, format_bytes(bytes));
+    format!(r#"{memory}.compareTo(quantity("{}"))"#, format_bytes(bytes))
+}
+
+/// Selects devices with that much memory.
+fn sized(smallest: u64, largest: u64) -> String {
     match smallest == largest {
         true => format!("{} == 0", compared(smallest)),
         false => format!("{} >= 0 && {} <= 0", compared(smallest), compared(largest)),
     }
 }
 
-/// `None` for class `gpu`, which has no amounts because it gives whole GPUs.
+/// `None` for classes `gpu` and `vgpu-mig`, which have no amounts because they give whole devices.
 fn amounts(request: &Request, memory: Option<u64>) -> Option<CapacityRequirements> {
     let mut requests = BTreeMap::new();
     if let Some(bytes) = memory {

@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use vgpu_api::config::Dialect;
 
 use crate::applied::{apply, undo};
-use crate::keys::{DIALECTS, Kind, asking_resources, containers, kai_annotations};
+use crate::keys::{DIALECTS, Kind, asks_by_resource, containers, is_removed, kai_annotations};
 use crate::owners;
 use crate::patch;
 use crate::plan::plan;
@@ -81,11 +81,10 @@ fn is_ignored(pod: &Pod) -> bool {
 
 /// Returns true if anything of a dialect is in the pod that its record does not have.
 fn asks(pod: &Pod, record: Option<&Record>, settings: &Settings) -> bool {
-    let read = settings.dialects.iter();
-    let keys: Vec<&str> = read.flat_map(|dialect| asking_resources(*dialect)).copied().collect();
+    let asks = |name: &str| settings.dialects.iter().any(|dialect| asks_by_resource(*dialect, name));
     if containers(pod, settings)
         .iter()
-        .any(|(_, container)| container.asks_for(&keys))
+        .any(|(_, container)| container.asks_where(asks))
     {
         return true;
     }
@@ -98,14 +97,15 @@ fn asks(pod: &Pod, record: Option<&Record>, settings: &Settings) -> bool {
 /// more.
 fn is_unchanged(pod: &Pod, record: &Record, settings: &Settings) -> bool {
     let same = |(_, container): &(Kind, Resources<'_>)| {
-        DIALECTS.iter().all(|(dialect, asks, keys)| {
+        DIALECTS.iter().all(|(dialect, ..)| {
+            let is_removed = |name: &str| is_removed(*dialect, name);
             !settings.reads(*dialect) && !record.containers.iter().any(|asked| asked.dialect == *dialect)
-                || !container.asks_for(asks)
+                || !container.asks_where(|name| asks_by_resource(*dialect, name))
                 || record.containers.iter().any(|asked| {
                     asked.name == container.container.name
                         && asked.dialect == *dialect
-                        && same_amounts(&asked.limits, &container.entries(keys, true))
-                        && same_amounts(&asked.requests, &container.entries(keys, false))
+                        && same_amounts(&asked.limits, &container.entries(true, is_removed))
+                        && same_amounts(&asked.requests, &container.entries(false, is_removed))
                 })
         })
     };

@@ -7,15 +7,19 @@ use vgpu_api::config::Dialect;
 use vgpu_quantity::shortened;
 
 use crate::instead;
-use crate::keys::{asking_resources, asks_by_annotation, containers};
+use crate::keys::{asks_by_annotation, asks_by_resource, containers, is_removed};
 use crate::pod::{MOST_KEYS, PodView, annotation_at};
 use crate::problem::Warning;
+use crate::profile;
 use crate::resources::Resources;
 use crate::settings::Settings;
 use crate::{gpu_manager, hami, kai, kai_container, koordinator, legacy_view, volcano, volcano_vgpu};
 
 const NOBODY: &str = "is not read: its dialect is switched off; switch it on, or make sure that another system gives \
                       the pod its GPU";
+
+const NO_PROFILE: &str = "is not read: it names no profile of an instance; write it as NVIDIA's device plugin does, for \
+                          example nvidia.com/mig-1g.10gb";
 
 /// Returns true for a key of a dialect: of its domain, or a subdomain of it. KAI's oldest keys have no domain, and its
 /// newest are in NVIDIA's.
@@ -35,17 +39,6 @@ fn is_of(dialect: Dialect, key: &str) -> bool {
             .is_some_and(|sub| sub.is_empty() || sub.ends_with('.'))
     };
     domains.iter().any(is_in)
-}
-
-fn resources(dialect: Dialect) -> &'static [&'static str] {
-    match dialect {
-        Dialect::Hami => hami::KEYS,
-        Dialect::Koordinator => koordinator::KEYS,
-        Dialect::Volcano => volcano::KEYS,
-        Dialect::VolcanoVgpu => volcano_vgpu::KEYS,
-        Dialect::GpuManager => gpu_manager::KEYS,
-        Dialect::Kai => &[],
-    }
 }
 
 /// Returns true for an annotation that is read.
@@ -79,7 +72,8 @@ fn scheduling(key: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the keys that the pod uses of dialects that are switched off and therefore not read here. In a cluster the
+/// Returns the keys that the pod uses of dialects that are switched off and therefore not read here, and resources of MIG
+/// that name no profile. In a cluster the
 /// chart's policy warns about them. `nvidia.com/gpu` alone belongs to no dialect: NVIDIA's device plugin serves it too.
 #[must_use]
 pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
@@ -88,7 +82,7 @@ pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
     for (_, container) in containers(pod, settings) {
         let of_none = |key: &&str| {
             let known = container.names.known(key);
-            *key != hami::GPU && off().any(|dialect| asking_resources(dialect).contains(&known))
+            *key != hami::GPU && off().any(|dialect| asks_by_resource(dialect, known))
         };
         let keys: BTreeSet<&str> = container.keys().filter(of_none).collect();
         for key in keys {
@@ -100,12 +94,28 @@ pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
     for key in asking.take(MOST_KEYS) {
         view.findings.warn(annotation_at(&shortened(key)), NOBODY);
     }
+    view.findings.warnings.extend(without_profile(pod, settings));
     view.findings.warnings
+}
+
+/// Returns the resources for instances of GPUs that name no profile. A pod that asks by nothing else is not translated.
+#[must_use]
+pub fn without_profile(pod: &Pod, settings: &Settings) -> Vec<Warning> {
+    let is_unknown = |key: &&str| key.starts_with(profile::PREFIX) && profile::profile_of(key).is_none();
+    let unknown = containers(pod, settings).into_iter().flat_map(|(_, container)| {
+        let keys: BTreeSet<&str> = container.keys().filter(is_unknown).collect();
+        let places = keys.into_iter().map(move |key| container.place(&shortened(key)));
+        places.collect::<Vec<_>>()
+    });
+    unknown
+        .take(MOST_KEYS)
+        .map(|place| Warning::new(place, NO_PROFILE))
+        .collect()
 }
 
 /// Warns of resources of a dialect in one container that are not known.
 pub(crate) fn warn_of_resources(dialect: Dialect, container: &Resources<'_>, pod: &mut PodView<'_>) {
-    let is_unknown = |key: &&str| is_of(dialect, key) && !resources(dialect).contains(&container.names.known(key));
+    let is_unknown = |key: &&str| is_of(dialect, key) && !is_removed(dialect, container.names.known(key));
     let unknown: Vec<&str> = container.keys().filter(is_unknown).take(MOST_KEYS).collect();
     for key in unknown {
         let text = "is not read and stays as it is; the pod waits until a device plugin has it. Correct or remove it";

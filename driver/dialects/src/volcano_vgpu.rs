@@ -4,7 +4,8 @@
 use vgpu_api::config::Dialect;
 
 use crate::hami;
-use crate::pod::{DeviceKeys, PodView};
+use crate::instance::{self, ModeKeys};
+use crate::pod::{DeviceKeys, Mode, PodView};
 use crate::request::{Memory, Request};
 use crate::resources::Resources;
 
@@ -22,6 +23,12 @@ const DEVICES: DeviceKeys = DeviceKeys {
     use_types: "nvidia.com/use-gputype",
     not_types: "nvidia.com/nouse-gputype",
 };
+const MODE_KEYS: ModeKeys = ModeKeys {
+    count: NUMBER,
+    memory: MEMORY,
+    cores: Some(CORES),
+    priority: None,
+};
 pub(crate) const ANNOTATIONS: &[&str] = &[
     MODE,
     DEVICES.use_uuids,
@@ -31,7 +38,7 @@ pub(crate) const ANNOTATIONS: &[&str] = &[
 ];
 
 pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<Request> {
-    pod.refuse_other_modes(MODE);
+    let is_mig = pod.mode(MODE) == Mode::Mig;
     let number = container.amount(NUMBER, &mut pod.findings);
     let memory = container.mebibytes(MEMORY, &mut pod.findings);
     let percentage = hami::percentage(container, PERCENTAGE, &mut *pod);
@@ -48,7 +55,7 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
         pod.findings.warn(container.at(MEMORY), text);
     }
     let memory = percentage.or(memory).unwrap_or(Memory::All);
-    let mut request = if cores == Some(100) {
+    let mut request = if cores == Some(100) && !is_mig {
         if memory != Memory::All {
             let text =
                 "volcano.sh/vgpu-cores asks for whole GPUs, shared with nobody: the container gets all of their memory";
@@ -62,6 +69,9 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
         request.cores = cores.unwrap_or(0);
     }
     request.devices = devices;
+    if is_mig {
+        return instance::of_mode(container, MODE, &request, &MODE_KEYS, pod);
+    }
     Some(request)
 }
 

@@ -5,7 +5,7 @@ mod support;
 use serde_json::{Value, json};
 use support::{amounts, annotated, limits, pod, request, translated, warnings, with};
 use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
-use vgpu_dialects::{Memory, Request, Settings};
+use vgpu_dialects::{Instance, Memory, Request, Settings};
 
 const MI: u64 = 1 << 20;
 
@@ -65,6 +65,61 @@ fn hami() {
         ("gpu=1 gpucores=0", part(1, Memory::All, 0)),
     ];
     each_becomes("nvidia.com/", table);
+}
+
+#[test]
+fn instances_of_gpus() {
+    let of = |count, profile: &str| Request::instances(count, Instance::Profile(profile.to_owned()), Dialect::Hami);
+    let table = [
+        ("mig-1g.10gb=1", of(1, "1g.10gb")),
+        ("mig-3g.40gb=2", of(2, "3g.40gb")),
+        ("mig-1g.10gb.me=1", of(1, "1g.10gb+me")),
+    ];
+    each_becomes("nvidia.com/", table);
+    let modes = [
+        (
+            "nvidia.com/vgpu-mode",
+            json!({"nvidia.com/gpumem": 8000, "nvidia.com/gpucores": 100}),
+            Dialect::Hami,
+        ),
+        (
+            "volcano.sh/vgpu-mode",
+            json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 8000, "volcano.sh/vgpu-cores": 30}),
+            Dialect::VolcanoVgpu,
+        ),
+    ];
+    for (mode, limits, dialect) in modes {
+        let translation = translated(&annotated(mode, "mig", limits));
+        let at_least = Request::instances(1, Instance::AtLeast(8000 * MI), dialect);
+        assert_eq!(request(&translation), at_least, "{mode}");
+        assert!(
+            warnings(&translation).contains("cores]: is lost: an instance"),
+            "{}",
+            warnings(&translation)
+        );
+    }
+    // Of this GPU only.
+    let metadata = json!({"annotations": {"nvidia.com/vgpu-mode": "mig", "nvidia.com/use-gpuuuid": "GPU-1"}});
+    let asked = request(&translated(&pod(metadata, json!({"nvidia.com/gpumem": 8000}))));
+    assert_eq!(asked.devices.use_uuids, ["GPU-1"]);
+}
+
+#[test]
+fn a_resource_that_names_no_profile_is_warned_of() {
+    let unknown = limits(json!({"nvidia.com/mig-small": 1}));
+    assert_eq!(vgpu_dialects::translate(&unknown, &Settings::default()), Ok(None));
+    let said = vgpu_dialects::unread(&unknown, &Settings::default());
+    let said: Vec<String> = said.iter().map(ToString::to_string).collect();
+    assert!(
+        said[0].contains("[nvidia.com/mig-small]: is not read: it names no profile"),
+        "{said:?}"
+    );
+    let beside = translated(&limits(json!({"nvidia.com/mig-small": 1, "nvidia.com/mig-1g.10gb": 1})));
+    let said = warnings(&beside);
+    assert!(
+        said.contains("[nvidia.com/mig-small]: is not read and stays as it is"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -74,6 +74,7 @@ fn kubernetes_admits_the_longest_selectors() {
         uuid: "GPU-x".to_owned(),
         model: "x".to_owned(),
         memory: mebibytes << 20,
+        parent: None,
     };
     let half = Request::fraction(1, Memory::Millionths(500_000), vgpu_dialects::Dialect::Kai);
     for selector in selectors(

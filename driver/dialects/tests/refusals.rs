@@ -28,6 +28,10 @@ nvidia.com/gpu=33 | at most 32
 volcano.sh/gpu-number=33 | at most 32
 tencent.com/vcuda-core=3300 | at most 32
 koordinator.sh/gpu=3300 | at most 32
+nvidia.com/mig-1g.10gb=9 | at most 8
+nvidia.com/mig-1g.10gb=1 nvidia.com/mig-3g.40gb=1 | is asked for beside nvidia.com/mig-3g.40gb
+nvidia.com/mig-1g.10gb=1 nvidia.com/gpu=1 | is asked for beside nvidia.com/gpu
+nvidia.com/mig-1g.10gb=1500m | whole number
 volcano.sh/gpu-number=1 volcano.sh/gpu-memory=1024 | remove one of them
 koordinator.sh/gpu-memory-ratio=50 koordinator.sh/gpu-memory=8Gi | exclude each other
 koordinator.sh/gpu-core=50 | says nothing of memory
@@ -78,9 +82,11 @@ gpu-fraction-num-devices=2 | | stands alone
 gpu-fraction-num-devices=0 gpu-fraction=0.5 | | from 1 to 32
 gpu-fraction-num-devices=33 gpu-fraction=0.5 | | from 1 to 32
 gpu-fraction-container-name=nobody gpu-fraction=0.5 | | no container of the pod
-nvidia.com/vgpu-mode=mig | nvidia.com/gpumem=3000 | MIG
+nvidia.com/vgpu-mode=mig | nvidia.com/gpumem-percentage=50 | name the MiB by nvidia.com/gpumem
+nvidia.com/vgpu-mode=mig | nvidia.com/gpu=1 | name the MiB by nvidia.com/gpumem
+nvidia.com/vgpu-mode=migs | nvidia.com/gpumem=3000 | hami-core or mig
 nvidia.com/vgpu-mode=mps | nvidia.com/gpumem=3000 | MPS
-volcano.sh/vgpu-mode=mig | volcano.sh/vgpu-number=1 | MIG
+volcano.sh/vgpu-mode=mig | volcano.sh/vgpu-number=1 | name the MiB by volcano.sh/vgpu-memory
 tencent.com/vcuda-core-limit=half | tencent.com/vcuda-core=50 tencent.com/vcuda-memory=4 | whole number
 tencent.com/vcuda-core-limit=101 | tencent.com/vcuda-core=50 tencent.com/vcuda-memory=4 | from 1 to 100
 ";

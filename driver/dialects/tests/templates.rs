@@ -17,6 +17,7 @@ fn gpus(sizes: &[(&str, u64)]) -> Inventory {
         uuid: format!("GPU-{at}"),
         model: (*model).to_owned(),
         memory: mebibytes << 20,
+        parent: None,
     };
     Inventory {
         gpus: sizes.iter().enumerate().map(gpu).collect(),
@@ -52,6 +53,81 @@ fn bytes_are_asked_for_exactly() {
             }}}],
         }}})
     );
+}
+
+/// A GPU, and instances of another one with these profiles' MiB.
+fn with_instances(sizes: &[u64]) -> Inventory {
+    let mut inventory = gpus(&[("H100", 81_000)]);
+    let instance = |(at, mebibytes): (usize, &u64)| Gpu {
+        uuid: format!("MIG-{at}"),
+        model: "H100".to_owned(),
+        memory: mebibytes << 20,
+        parent: Some("GPU-parent".to_owned()),
+    };
+    inventory.gpus.extend(sizes.iter().enumerate().map(instance));
+    inventory
+}
+
+#[test]
+fn a_profile_is_selected_by_its_name() {
+    let asked = limits(json!({"nvidia.com/mig-1g.10gb.me": 2}));
+    assert_eq!(
+        spec(&request(&translated(&asked)), &Inventory::default())["spec"]["devices"]["requests"],
+        json!([{"name": "gpu", "exactly": {
+            "deviceClassName": "vgpu-mig", "allocationMode": "ExactCount", "count": 2,
+            "selectors": [{"cel": {"expression": r#"device.attributes["dra.vgpu"].profile == "1g.10gb+me""#}}],
+        }}])
+    );
+}
+
+#[test]
+fn the_smallest_instance_with_the_memory_comes_first() {
+    let mode = json!({"annotations": {"nvidia.com/vgpu-mode": "mig", "nvidia.com/use-gpuuuid": "GPU-parent"}});
+    let asked = request(&translated(&support::pod(mode, json!({"nvidia.com/gpumem": 12_000}))));
+    let request = device_request(&asked, &with_instances(&[40_000, 9_000, 20_000, 20_000]));
+    let alternatives = request.first_available.expect("alternatives");
+    let names: Vec<&str> = alternatives.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["mib-20000", "mib-40000", "any"],
+        "neither the GPU nor what is too small"
+    );
+    for one in &alternatives {
+        assert_eq!((one.device_class_name.as_str(), &one.capacity), ("vgpu-mig", &None));
+        let first = one.selectors.as_ref().unwrap()[0].cel.as_ref().unwrap();
+        assert_eq!(
+            first.expression,
+            r#"device.attributes["dra.vgpu"].parentUUID in ["GPU-parent"]"#
+        );
+    }
+    let last = alternatives[2].selectors.as_ref().unwrap()[1]
+        .cel
+        .clone()
+        .unwrap()
+        .expression;
+    assert_eq!(
+        last,
+        r#"device.capacity["dra.vgpu"].memory.compareTo(quantity("12000Mi")) >= 0"#
+    );
+    // Without an instance that is large enough, one that comes later.
+    let later = device_request(&asked, &Inventory::default())
+        .first_available
+        .expect("one");
+    assert_eq!(later.len(), 1);
+    let many: Vec<u64> = (20..60).map(|gib| gib << 10).collect();
+    assert_eq!(
+        device_request(&asked, &with_instances(&many))
+            .first_available
+            .expect("some")
+            .len(),
+        8
+    );
+    // A part of a GPU is no part of an instance.
+    let half = Request::fraction(1, Memory::Millionths(500_000), Dialect::Hami);
+    let half = device_request(&half, &with_instances(&many))
+        .first_available
+        .expect("one size");
+    assert_eq!(half.len(), 1);
 }
 
 #[test]
@@ -107,6 +183,7 @@ fn sizes_within_one_mib_share_an_alternative() {
         uuid: format!("GPU-{bytes}"),
         model: "Tesla T4".to_owned(),
         memory: bytes,
+        parent: None,
     };
     let gpus = [15_843_721_216, 15_843_721_216 + 8192, 16 << 30].map(gpu);
     let inventory = Inventory { gpus: gpus.to_vec() };
@@ -198,6 +275,7 @@ fn the_longest_lists_compile_and_match() {
             uuid: uuid.to_owned(),
             model: uuid.to_owned(),
             memory: 1 << 34,
+            parent: None,
         };
         let used = !key.contains("nouse");
         assert_eq!(matching(&request, &gpu(&many[127])).is_empty(), !used, "{key}");
@@ -235,7 +313,7 @@ proptest! {
         let wanted = request(&translation);
         let request = device_request(&wanted, &Inventory::default());
         for text in items.iter().chain([&other]) {
-            let gpu = Gpu { uuid: text.trim().to_owned(), model: format!("NVIDIA {text} 80GB"), memory: 1 << 34 };
+            let gpu = Gpu { uuid: text.trim().to_owned(), model: format!("NVIDIA {text} 80GB"), memory: 1 << 34, parent: None };
             prop_assert_eq!(!matching(&request, &gpu).is_empty(), wanted.devices.allow(&gpu.uuid, &gpu.model));
         }
     }

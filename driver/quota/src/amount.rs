@@ -27,10 +27,23 @@ pub struct PerDimension<T> {
     /// Millionths of a GPU: of each share the larger of its parts of memory and of time, rounded down.
     pub gpus: T,
     pub shares: T,
+    /// Millionths of a compute slice of a GPU in MIG mode.
+    pub compute_slices: T,
 }
+
+/// The last dimension that release 0.1.0 counts.
+const LAST_OF_0_1: Dimension = Dimension::Shares;
 
 /// The sum of shares.
 pub type Amount = PerDimension<u64>;
+
+/// The larger of a share's parts of memory and of time, of a device that has `slices`. In millionths.
+fn larger_part(memory: u64, cores: u64, device_memory: u64, slices: u64) -> u64 {
+    let all = u128::from(slices) * u128::from(GPU);
+    let of_memory = u128::from(memory.min(device_memory)) * all / u128::from(device_memory.max(1));
+    let of_time = u128::from(cores) * all / u128::from(CORES);
+    u64::try_from(of_memory.max(of_time)).unwrap_or(u64::MAX)
+}
 
 /// At most this much; `None`: any amount.
 pub type Ceilings = PerDimension<Option<u64>>;
@@ -42,6 +55,7 @@ impl<T: Copy> PerDimension<T> {
             cores: value(Dimension::Cores),
             gpus: value(Dimension::Gpus),
             shares: value(Dimension::Shares),
+            compute_slices: value(Dimension::ComputeSlices),
         }
     }
 
@@ -52,6 +66,7 @@ impl<T: Copy> PerDimension<T> {
             Dimension::Cores => self.cores,
             Dimension::Gpus => self.gpus,
             Dimension::Shares => self.shares,
+            Dimension::ComputeSlices => self.compute_slices,
         }
     }
 
@@ -61,6 +76,7 @@ impl<T: Copy> PerDimension<T> {
             Dimension::Cores => &mut self.cores,
             Dimension::Gpus => &mut self.gpus,
             Dimension::Shares => &mut self.shares,
+            Dimension::ComputeSlices => &mut self.compute_slices,
         }
     }
 }
@@ -72,13 +88,22 @@ impl Amount {
     pub fn share(memory: u64, cores: u64, device_memory: u64) -> Self {
         let is_whole = memory >= device_memory;
         let cores = if is_whole { cores.max(CORES) } else { cores };
-        let part = u128::from(memory) * u128::from(GPU) / u128::from(device_memory.max(1));
-        let part = u64::try_from(part).unwrap_or(u64::MAX).min(GPU);
         Self {
             memory,
             cores,
-            gpus: part.max(cores.saturating_mul(GPU / CORES)),
+            gpus: larger_part(memory, cores, device_memory, 1),
             shares: 1,
+            compute_slices: 0,
+        }
+    }
+
+    /// One share of an instance of a GPU in MIG mode, which has this much memory and so many compute slices.
+    #[must_use]
+    pub(crate) fn share_of_instance(memory: u64, cores: u64, device_memory: u64, slices: u64) -> Self {
+        let share = Self::share(memory, cores, device_memory);
+        Self {
+            compute_slices: larger_part(memory, share.cores, device_memory, slices),
+            ..share
         }
     }
 
@@ -106,15 +131,18 @@ impl Amount {
     /// The inverse of [`Self::written`]. `None` if somebody else wrote it.
     pub(crate) fn read(written: &BTreeMap<String, Number>) -> Option<Self> {
         let ceilings = Ceilings::read(written);
-        let is_complete = Dimension::ALL.iter().all(|dimension| ceilings.of(*dimension).is_some());
+        let mut needed = Dimension::ALL.iter().filter(|dimension| **dimension <= LAST_OF_0_1);
+        let is_complete = needed.all(|dimension| ceilings.of(*dimension).is_some());
         is_complete.then(|| Self::new(|dimension| ceilings.of(dimension).unwrap_or_default()))
     }
 
     /// In the form of a reservation: `memory=20Gi,cores=25,gpus=0.25,shares=1`. The API server reads and checks a whole
-    /// quota at each write, and a text is less work for it than an object: a quota may have thousands.
+    /// quota at each write, and a text is less work for it than an object: a quota may have thousands. Zeros after the dimensions of 0.1.0 are left out.
     pub(crate) fn text(&self) -> String {
+        let is_written = |dimension: &Dimension| *dimension <= LAST_OF_0_1 || self.of(*dimension) > 0;
         let part = |dimension: Dimension| format!("{dimension}={}", dimension.text(self.of(dimension)));
-        Dimension::ALL.map(part).join(",")
+        let parts: Vec<String> = Dimension::ALL.into_iter().filter(is_written).map(part).collect();
+        parts.join(",")
     }
 
     /// The inverse of [`Self::text`]. `None` if somebody else wrote it.
@@ -122,7 +150,10 @@ impl Amount {
         let mut amount = Self::default();
         let mut parts = text.split(',');
         for dimension in Dimension::ALL {
-            let number = parts.next()?.strip_prefix(dimension.name())?.strip_prefix('=')?;
+            let Some(part) = parts.next() else {
+                return (dimension > LAST_OF_0_1).then_some(amount);
+            };
+            let number = part.strip_prefix(dimension.name())?.strip_prefix('=')?;
             *amount.field(dimension) = dimension.unit().read(number)?;
         }
         Some(amount)
@@ -189,6 +220,8 @@ mod tests {
         assert_eq!(Amount::share(20 * GI, 50, 80 * GI).gpus, 500_000);
         let whole = Amount::share(80 * GI, 0, 80 * GI);
         assert_eq!((whole.gpus, whole.cores, whole.shares), (GPU, 100, 1));
+        let half = Amount::share_of_instance(10 * GI, 10, 20 * GI, 3);
+        assert_eq!((half.gpus, half.compute_slices), (500_000, 1_500_000));
         // Rounding down ensures that three thirds are not more than a whole.
         assert!(Amount::share(10 * GI, 0, 30 * GI).times(3).gpus <= GPU);
     }
@@ -220,9 +253,23 @@ mod tests {
             cores: 25,
             gpus: 1_333_330,
             shares: 3,
+            compute_slices: 1_500_000,
         };
         assert_eq!(Amount::read(&amount.written()), Some(amount));
-        assert_eq!(amount.text(), "memory=81559Mi,cores=25,gpus=1.33333,shares=3");
+        assert_eq!(
+            amount.text(),
+            "memory=81559Mi,cores=25,gpus=1.33333,shares=3,computeSlices=1.5"
+        );
+        let former = "memory=81559Mi,cores=25,gpus=1.33333,shares=3";
+        let of_gpus = Amount {
+            compute_slices: 0,
+            ..amount
+        };
+        assert_eq!(
+            (Amount::parse(former), of_gpus.text().as_str()),
+            (Some(of_gpus), former),
+            "as 0.1.0 writes it"
+        );
         assert_eq!(Amount::parse(&amount.text()), Some(amount));
         for text in [
             "",

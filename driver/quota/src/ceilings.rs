@@ -136,7 +136,8 @@ mod tests {
                 memory: Some(10 << 30),
                 cores: Some(100),
                 gpus: None,
-                shares: Some(3)
+                shares: Some(3),
+                compute_slices: None
             }
         );
         let from: Vec<_> = effective.from.iter().map(|(at, whose)| (*at, whose.as_str())).collect();

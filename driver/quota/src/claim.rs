@@ -8,7 +8,7 @@ use vgpu_allocator::model::{
     ResourceClaim,
 };
 use vgpu_api::request::{MEMORY_MIN, MEMORY_STEP};
-use vgpu_api::{DRIVER_NAME, capacity, device_type};
+use vgpu_api::{DRIVER_NAME, capacity};
 use vgpu_planner::Time;
 use vgpu_planner::model::Claim;
 use vgpu_quantity::Quantity;
@@ -193,18 +193,12 @@ fn worst_of(ask: &Exactly, index: &Index, gpus: &Gpus) -> Result<Amount, Uncount
             .as_ref()
             .and_then(|capacity: &CapacityRequirements| capacity.requests.get(name))
     };
-    let takes_instances = index
-        .class(&ask.class)
-        .is_some_and(|class| class.device_type() == device_type::MIG);
-    let one = match takes_instances {
-        true => gpus.worst_instance(),
-        false => {
-            let memory = requests(capacity::MEMORY).and_then(rounded);
-            let worst = gpus.worst(memory, cores(requests(capacity::CORES)));
-            worst.map(|worst| (worst, gpus.count()))
-        }
+    let Some(class) = index.class(&ask.class) else {
+        return Err(Uncounted::NoClass(ask.class.clone()));
     };
-    let (one, count) = one.ok_or(Uncounted::NoGpu)?;
+    let memory = requests(capacity::MEMORY).and_then(rounded);
+    let cores = cores(requests(capacity::CORES));
+    let (one, count) = gpus.worst(class, ask, memory, cores).ok_or(Uncounted::NoGpu)?;
     Ok(one.times(match ask.mode {
         Mode::Exact(count) => u64::try_from(count).unwrap_or(1).max(1),
         Mode::All | Mode::Unknown(_) => u64::try_from(count).unwrap_or(u64::MAX).min(DEVICES_MAX),
@@ -217,18 +211,7 @@ fn amount_of(share: &DeviceResult, gpus: &Gpus) -> Amount {
         consumed(capacity::MEMORY).and_then(bytes),
         cores(consumed(capacity::CORES)),
     );
-    amount_on(&share.pool, &share.device, memory, cores, gpus)
-}
-
-/// The amount of a share on this device.
-pub(crate) fn amount_on(pool: &str, device: &str, memory: Option<u64>, cores: u64, gpus: &Gpus) -> Amount {
-    match (memory, gpus.memory(pool, device)) {
-        (Some(memory), Some(device)) => Amount::share(memory, cores, device),
-        // For a GPU that is currently not published, the same as before the allocation.
-        (memory, None) => gpus.worst(memory, cores).unwrap_or_default(),
-        // Without consumedCapacity the device is held whole.
-        (None, Some(device)) => Amount::share(device, cores, device),
-    }
+    gpus.share(&share.pool, &share.device, memory, cores)
 }
 
 /// The key of a pod's extended resources, which are reserved before their claim exists.
@@ -242,9 +225,13 @@ pub(crate) fn pod_of_key(key: &str) -> Option<&str> {
     key.strip_prefix(EXTENDED_KEY)
 }
 
-/// The most that this many of our extended resources can use: whole GPUs.
-pub(crate) fn extended_amount(count: u64, gpus: &Gpus) -> Result<Amount, Uncounted> {
-    Ok(gpus.worst(None, 0).ok_or(Uncounted::NoGpu)?.times(count))
+/// The most that this many extended resources of a class can use: whole devices.
+pub(crate) fn extended_amount(class: &str, count: u64, index: &Index, gpus: &Gpus) -> Result<Amount, Uncounted> {
+    let one = Exactly {
+        class: class.to_owned(),
+        ..Exactly::default()
+    };
+    Ok(worst_of(&one, index, gpus)?.times(count))
 }
 
 /// Bytes as the scheduler rounds them. An invalid amount counts like no amount: all of a GPU.
@@ -264,7 +251,7 @@ fn cores(quantity: Option<&Quantity>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpus::tests::slice;
+    use crate::gpus::tests::{instances, slice};
     use serde_json::{Value, json};
     use vgpu_allocator::Features;
     use vgpu_planner::model::Unreadable;
@@ -336,6 +323,20 @@ mod tests {
         // The smallest share there is.
         let tiny = amount(exactly(ask("vgpu", json!({"memory": "1"})))).unwrap();
         assert_eq!(tiny.memory, 64 << 20);
+    }
+
+    #[test]
+    fn an_extended_resource_takes_what_its_class_gives() {
+        let (mut index, mut gpus) = world();
+        let cel = "device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'mig'";
+        let class = json!({"metadata": {"name": "mig"}, "spec": {"selectors": [{"cel": {"expression": cel}}]}});
+        index.set_class(serde_json::from_value(class).unwrap());
+        gpus.set(&instances("m", &[("1g.10gb", 9)], false), crate::Now::ZERO);
+        let two = extended_amount("mig", 2, &index, &gpus).unwrap();
+        assert_eq!((two.memory, two.shares, two.compute_slices), (18 * GI, 2, 2_000_000));
+        assert_eq!(extended_amount("vgpu", 2, &index, &gpus).unwrap().memory, 160 * GI);
+        let huge = extended_amount("mig", u64::MAX, &index, &gpus).unwrap();
+        assert_eq!(huge.memory, crate::amount::MOST);
     }
 
     #[test]

@@ -65,6 +65,7 @@ mod eviction;
 mod evictions;
 mod free_capacity;
 mod gpus;
+mod instance;
 pub mod names;
 mod namespace;
 mod namespace_labels;

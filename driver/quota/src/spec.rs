@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn all_fields_are_read() {
         let spec = Spec::parse(
-            &json!({"hard": {"memory": "80Gi", "cores": 150, "gpus": "1.5", "shares": 8},
+            &json!({"hard": {"memory": "80Gi", "cores": 150, "gpus": "1.5", "shares": 8, "computeSlices": 7},
             "budget": {"gpuHours": "100", "every": "7d", "whenSpent": "Hold"}, "backfill": true}),
         )
         .unwrap();
@@ -188,7 +188,8 @@ mod tests {
                 memory: Some(80 << 30),
                 cores: Some(150),
                 gpus: Some(1_500_000),
-                shares: Some(8)
+                shares: Some(8),
+                compute_slices: Some(7_000_000)
             }
         );
         let budget = Budget {
@@ -213,7 +214,7 @@ mod tests {
     /// A spec, and how the error begins.
     const MISTAKES: &str = r#"
 {"hrad": {}} | spec.hrad: unknown field `hrad`, expected one of `hard`, `budget`, `backfill`
-{"hard": {"gpumem": 1}} | spec.hard.gpumem: unknown variant `gpumem`, expected one of `memory`, `cores`, `gpus`, `shares`
+{"hard": {"gpumem": 1}} | spec.hard.gpumem: unknown variant `gpumem`, expected one of `memory`, `cores`, `gpus`, `shares`, `computeSlices`
 {"budget": {"hours": 1}} | spec.budget.hours: unknown field `hours`, expected one of
 {"hard": 1} | spec.hard: 1 is not an object; write fields below it
 {"hard": {"memory": 80}} | spec.hard.memory: "80" is less than the smallest share, 64Mi; did you mean 80Gi?
@@ -225,6 +226,7 @@ mod tests {
 {"hard": {"cores": "250m"}} | spec.hard.cores: "250m" is not a number of percent of a GPU; write a whole number
 {"hard": {"shares": -1}} | spec.hard.shares: "-1" is not a number of shares
 {"hard": {"gpus": "two"}} | spec.hard.gpus: "two" is not a number of GPUs; write a number
+{"hard": {"computeSlices": "3g"}} | spec.hard.computeSlices: "3g" is not a number of compute slices; write a number
 {"hard": {"gpus": "-0.5"}} | spec.hard.gpus: "-0.5" is not a number of GPUs
 {"budget": {"every": "7d"}} | spec.budget: missing field `gpuHours`
 {"budget": {"gpuHours": 1}} | spec.budget: missing field `every`

@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(written["budget"]["usedGpuSeconds"], "5400.000000001");
         assert_eq!(
             written["used"],
-            json!({"memory": "40Gi", "cores": 50, "gpus": "0.5", "shares": 2})
+            json!({"memory": "40Gi", "cores": 50, "gpus": "0.5", "shares": 2, "computeSlices": "0"})
         );
         assert_eq!(Status::read(written), status);
     }

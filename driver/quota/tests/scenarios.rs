@@ -163,7 +163,7 @@ fn a_quota_that_is_refused_opens_no_gate() {
     assert_eq!(gated(&api), ["p001"]);
     told(
         &leader,
-        "vgpu QuotaRefused: spec.hard.gpumem: unknown variant `gpumem`, expected one of `memory`, `cores`, `gpus`, `shares`; no gate",
+        "vgpu QuotaRefused: spec.hard.gpumem: unknown variant `gpumem`, expected one of `memory`, `cores`, `gpus`, `shares`, `computeSlices`; no gate",
     );
     told(
         &leader,

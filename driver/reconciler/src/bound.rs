@@ -149,11 +149,15 @@ fn share(claim: &str, result: &DeviceRequestAllocationResult, whole: bool, gpus:
             device: device.clone(),
         })
     };
-    let cores = amount(capacity::CORES)?;
+    // An instance that is not shared has no consumed capacity.
+    let (memory, cores) = match published.gpu.parent.is_some() && result.consumed_capacity.is_none() {
+        true => (published.gpu.memory, 100),
+        false => (amount(capacity::MEMORY)?, amount(capacity::CORES)?),
+    };
     Ok(GpuShare {
         uuid: published.gpu.uuid.clone(),
         index: published.index,
-        memory: amount(capacity::MEMORY)?,
+        memory,
         device_memory: published.gpu.memory,
         // Class gpu consumes no cores: it gives all of them.
         cores: if whole {

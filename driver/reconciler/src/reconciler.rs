@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vgpu_api::{PodRef, class};
-use vgpu_dialects::{Memory, Request, template};
+use vgpu_dialects::{Request, template};
 
 use crate::Now;
 use crate::backoff::Backoff;
@@ -287,7 +287,7 @@ impl Reconciler {
         for (name, request) in &pod.needs {
             let template = key_of(&pod.at.namespace, name);
             self.users.entry(template.clone()).or_default().insert(key.clone());
-            if matches!(request.memory, Memory::Millionths(_)) {
+            if request.is_by_inventory() {
                 self.parts.insert(template.clone(), request.clone());
             }
             self.look(Task::Template(template), now);

@@ -92,6 +92,34 @@ fn amounts_are_found_under_both_names() {
     assert_eq!(legacy_patch(&pod, &[allocated], &gpus()), short);
 }
 
+/// An instance that is not shared has no consumed capacity.
+#[test]
+fn an_instance_has_all_of_its_memory_and_cores() {
+    let mut instances = slice("n1", &[80, 39]);
+    let devices = instances.spec.devices.as_mut().unwrap();
+    let attributes = devices[1].attributes.as_mut().unwrap();
+    attributes.insert("type".into(), serde_json::from_value(json!({"string": "mig"})).unwrap());
+    attributes.insert(
+        "parentUUID".into(),
+        serde_json::from_value(json!({"string": "GPU-p"})).unwrap(),
+    );
+    let mut gpus = Gpus::default();
+    gpus.set(&instances, seconds(0));
+    let pod = bound(support::hami("a", json!({"nvidia.com/mig-3g.40gb": "1"})), AT);
+    let mut allocated = claim(&pod, "gpu-1", "1Gi", "0");
+    let status = allocated.status.as_mut().unwrap();
+    let devices = status.allocation.as_mut().unwrap().devices.as_mut().unwrap();
+    for result in devices.results.iter_mut().flatten() {
+        result.consumed_capacity = None;
+        result.share_id = None;
+    }
+    let patch = legacy_patch(&pod, &[allocated], &gpus).unwrap().unwrap();
+    assert_eq!(
+        patch["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"],
+        "GPU-n1-1,NVIDIA,39936,100:;"
+    );
+}
+
 #[test]
 fn a_whole_gpu_has_all_cores() {
     let written = json!({"metadata": {"name": "a", "namespace": "team", "uid": "uid-a"}, "spec": {"containers": [

@@ -30,7 +30,7 @@ quotas VgpuQuotas by state: in budget (also those without one), spent, refused. 
 quota_reservations Claims that are reserved in all quotas
 quota_waiting_pods Pods behind the scheduling gate that do not fit into their quota yet
 quota_writes Writes for quotas by intent and outcome: status, read, gate, label, default, evict; done, again, refused, dropped
-quota_used_ratio Part of a VgpuQuota's ceiling that is used, by namespace and resource: memory, cores, gpus, shares, gpuHours. Only the leader has it
+quota_used_ratio Part of a VgpuQuota's ceiling that is used, by namespace and resource: memory, cores, gpus, shares, computeSlices, gpuHours. Only the leader has it
 webhook_reviews Reviews of pods by outcome: translated, unchanged, refused, reported, bad (no review of a pod)
 webhook_review_seconds Time that an answer took, without the network
 webhook_certificate_expiry_seconds When the certificate that the webhook shows runs out, in seconds since 1970; 0 without one, absent without the webhook";

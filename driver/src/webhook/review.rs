@@ -3,7 +3,7 @@
 use k8s_openapi::ByteString;
 use serde_json::value::RawValue;
 use vgpu_api::decode::from_json;
-use vgpu_dialects::{Pod, Record, Refusal, Settings, Translation, translate, update};
+use vgpu_dialects::{Pod, Record, Refusal, Settings, Translation, translate, update, without_profile};
 
 use super::admission::{KIND, Kind, Question, Reply, Request, Response, Status, VERSION};
 
@@ -91,7 +91,8 @@ pub fn review(body: &[u8], settings: &Settings, mode: Mode) -> Result<Answer, Ba
 }
 
 enum Verdict {
-    Unchanged,
+    /// With warnings.
+    Unchanged(Vec<String>),
     Translated(Box<Translation>),
     Refused(String),
     Reported(Vec<String>),
@@ -102,9 +103,16 @@ fn decide(request: &Request<'_>, settings: &Settings, mode: Mode) -> Verdict {
         "CREATE" => match pod("request.object", request.object) {
             Ok(pod) => {
                 let result = translate(&pod, settings);
-                match mode {
+                let verdict = match mode {
                     Mode::Translate => apply(result),
                     Mode::Report => report(result),
+                };
+                match verdict {
+                    Verdict::Unchanged(_) => {
+                        let unread = without_profile(&pod, settings);
+                        Verdict::Unchanged(unread.iter().map(ToString::to_string).collect())
+                    }
+                    other => other,
                 }
             }
             Err(why) => Verdict::Refused(why),
@@ -118,7 +126,7 @@ fn decide(request: &Request<'_>, settings: &Settings, mode: Mode) -> Verdict {
                 Err(why) => Verdict::Refused(why),
             }
         }
-        _ => Verdict::Unchanged,
+        _ => Verdict::Unchanged(Vec::new()),
     }
 }
 
@@ -131,7 +139,7 @@ fn pod(field: &str, text: Option<&RawValue>) -> Result<Pod, String> {
 
 fn apply(result: Result<Option<Translation>, Refusal>) -> Verdict {
     match result {
-        Ok(None) => Verdict::Unchanged,
+        Ok(None) => Verdict::Unchanged(Vec::new()),
         Ok(Some(translation)) => Verdict::Translated(Box::new(translation)),
         Err(refusal) => Verdict::Refused(refusal.to_string()),
     }
@@ -139,7 +147,7 @@ fn apply(result: Result<Option<Translation>, Refusal>) -> Verdict {
 
 fn report(result: Result<Option<Translation>, Refusal>) -> Verdict {
     match result {
-        Ok(None) => Verdict::Unchanged,
+        Ok(None) => Verdict::Unchanged(Vec::new()),
         Ok(Some(translation)) => {
             let mut warnings = vec![format!(
                 "translate.mode is report, so this pod is not translated; with mode translate {}",
@@ -177,7 +185,7 @@ fn gets(pod: &Pod) -> String {
 impl Verdict {
     const fn outcome(&self) -> Outcome {
         match self {
-            Self::Unchanged => Outcome::Unchanged,
+            Self::Unchanged(_) => Outcome::Unchanged,
             Self::Translated(_) => Outcome::Translated,
             Self::Refused(_) => Outcome::Refused,
             Self::Reported(_) => Outcome::Reported,
@@ -191,7 +199,7 @@ impl Verdict {
             ..Response::default()
         };
         match self {
-            Self::Unchanged => allowed,
+            Self::Unchanged(warnings) => Response { warnings, ..allowed },
             Self::Translated(translation) => Response {
                 patch_type: Some("JSONPatch"),
                 patch: Some(ByteString(translation.patch.to_string().into_bytes())),

@@ -71,6 +71,19 @@ fn a_pod_without_a_dialect_is_allowed_as_it_is() {
 }
 
 #[test]
+fn an_instance_without_a_profile_is_warned_of() {
+    let (outcome, response) = created(&written(json!({"nvidia.com/mig-small": "1"})), Mode::Translate);
+    assert_eq!((outcome, &response["patch"]), (Outcome::Unchanged, &Value::Null));
+    let warnings = response["warnings"].to_string();
+    assert!(
+        warnings.contains("limits[nvidia.com/mig-small]: is not read: it names no profile"),
+        "{warnings}"
+    );
+    let (outcome, _) = created(&written(json!({"nvidia.com/mig-1g.10gb": "1"})), Mode::Translate);
+    assert_eq!(outcome, Outcome::Translated);
+}
+
+#[test]
 fn a_bad_pod_is_refused_with_field_value_and_advice() {
     let pod = written(json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "150"}));
     let (outcome, response) = created(&pod, Mode::Translate);

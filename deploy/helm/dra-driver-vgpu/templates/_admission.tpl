@@ -107,6 +107,14 @@ spec:
           ? a.at + '.adminAccess: true is for class vgpu-monitor; use that class to monitor GPUs, or remove the field'
           : ''))
 
+    # With partitions of a GPU the search for places takes time that grows with a high power of their number.
+    - name: counts
+      expression: >-
+        variables.asks.map(r, r.map(a,
+          a.ask.deviceClassName == 'vgpu-mig' && a.ask.?count.orValue(1) > 8
+          ? a.at + '.count: ' + string(a.ask.count) + ' instances are more than the 8 that one request can have: the search for their places takes too long; divide them among several requests or claims'
+          : ''))
+
     # Only vgpu-controller allocates devices with the allocator's taint.
     - name: tolerations
       expression: >-
@@ -168,6 +176,8 @@ spec:
       messageExpression: variables.capacity.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]
     - expression: variables.access.all(r, r.all(m, m == ''))
       messageExpression: variables.access.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)[0][0]
+    - expression: variables.counts.all(r, r.all(m, m == ''))
+      messageExpression: variables.counts.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)[0][0]
     - expression: variables.tolerations.all(r, r.all(a, a.all(m, m == '')))
       messageExpression: variables.tolerations.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]
     {{- include "vgpu.configValidation" $root | nindent 4 }}

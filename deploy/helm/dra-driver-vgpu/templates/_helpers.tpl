@@ -184,6 +184,11 @@ server itself refuses it. */}}
 key.matches(r'^nvidia\.com/container\.(\w|-)*\.gpu-memory')
 {{- end -}}
 
+{{/* CEL: whether the container asks for an instance of a GPU as NVIDIA's device plugin has them: the profile is in the name. */}}
+{{- define "vgpu.celAsksForInstance" -}}
+container.?resources.?limits.orValue({}).exists(key, key.startsWith('nvidia.com/mig-'))
+{{- end -}}
+
 {{/* KAI's annotations of a pod, as JSON. Each of them except the last is a request for a GPU. */}}
 {{- define "vgpu.askedAnnotations" -}}
 {{- list "gpu-fraction" "gpu-memory" "gpu-fraction-num-devices" "gpu-fraction-container-name" | toJson -}}

@@ -55,7 +55,7 @@ namespaceSelector:
 - name: unknown
   expression: >-
     variables.spec.filter(k, !(k in ['hard', 'budget', 'backfill'])).map(k, '{{ .at }}' + {{ include "vgpu.field" "k" }} + ': unknown field; use hard, budget and backfill')
-    + variables.hard.filter(k, !(k in ['memory', 'cores', 'gpus', 'shares'])).map(k, '{{ .at }}.hard' + {{ include "vgpu.field" "k" }} + ': unknown field; use memory, cores, gpus and shares')
+    + variables.hard.filter(k, !(k in ['memory', 'cores', 'gpus', 'shares', 'computeSlices'])).map(k, '{{ .at }}.hard' + {{ include "vgpu.field" "k" }} + ': unknown field; use memory, cores, gpus, shares and computeSlices')
     + variables.budget.filter(k, !(k in ['gpuHours', 'every', 'whenSpent'])).map(k, '{{ .at }}.budget' + {{ include "vgpu.field" "k" }} + ': unknown field; use gpuHours, every and whenSpent')
 - name: memory
   expression: "'memory' in variables.hard ? string(variables.hard.memory) : '0'"
@@ -65,6 +65,8 @@ namespaceSelector:
   expression: "'gpus' in variables.hard ? string(variables.hard.gpus) : '0'"
 - name: shares
   expression: "'shares' in variables.hard ? string(variables.hard.shares) : '0'"
+- name: computeSlices
+  expression: "'computeSlices' in variables.hard ? string(variables.hard.computeSlices) : '0'"
 - name: hours
   expression: "'gpuHours' in variables.budget ? string(variables.budget.gpuHours) : '0'"
 - name: every
@@ -106,6 +108,8 @@ namespaceSelector:
   messageExpression: "'{{ .at }}.hard.gpus: ' + {{ include "vgpu.quoted" "variables.gpus" }} + ' is not a number of GPUs; write a number, for example \"1.5\"'"
 - expression: isQuantity(variables.shares) && quantity(variables.shares).isInteger() && quantity(variables.shares).compareTo(quantity('0')) >= 0
   messageExpression: "'{{ .at }}.hard.shares: ' + {{ include "vgpu.quoted" "variables.shares" }} + ' is not a number of shares; write a whole number, for example 8'"
+- expression: isQuantity(variables.computeSlices) && quantity(variables.computeSlices).compareTo(quantity('0')) >= 0 && quantity(variables.computeSlices).compareTo(quantity('1G')) < 0
+  messageExpression: "'{{ .at }}.hard.computeSlices: ' + {{ include "vgpu.quoted" "variables.computeSlices" }} + ' is not a number of compute slices; write a number, for example 7'"
 - expression: "!has(variables.spec.budget) || 'gpuHours' in variables.budget"
   message: "{{ .at }}.budget.gpuHours: missing; write the GPU hours of each period, for example 100"
 - expression: isQuantity(variables.hours) && quantity(variables.hours).compareTo(quantity('0')) >= 0 && quantity(variables.hours).compareTo(quantity('10M')) <= 0

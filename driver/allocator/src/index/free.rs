@@ -7,7 +7,8 @@ use crate::search::capacity_of;
 use vgpu_quantity::Quantity;
 
 /// Sums over devices that belong to one node each, whatever their taints are. Memory is in bytes, cores are in the
-/// units of the device. Of a device that is allocated whole nothing is free.
+/// units of the device. Of a device that is allocated whole nothing is free. Devices that share counters are left out: the
+/// placements on one GPU overlap, so their sum is several times the GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Free {
     /// Memory of devices that no claim uses.
@@ -34,7 +35,7 @@ impl Free {
 
     /// The contribution of one device.
     pub(super) fn of(device: &Device, driver: &str, usage: Option<&Usage>) -> Self {
-        if usage.is_some_and(Usage::is_dedicated) {
+        if usage.is_some_and(Usage::is_dedicated) || !device.consumes_counters.is_empty() {
             return Self::default();
         }
         let free = |name| {
@@ -139,6 +140,18 @@ mod tests {
         assert_eq!(part(&[(73, 25)]), free(0, 7, 0, 75), "too little for any request");
         assert_eq!(part(&[(10, 10), (10, 10)]), free(0, 60, 60, 80), "no shares are left");
         assert_eq!(part(&[(90, 110)]), free(0, 0, 0, 0), "more than there is");
+    }
+
+    #[test]
+    fn placements_that_overlap_are_not_added_up() {
+        let mut device = json!({"name": "d", "capacity": {"memory": {"value": "40"}}});
+        let of = |device: &serde_json::Value| {
+            let device: Device = serde_json::from_value(device.clone()).unwrap();
+            Free::of(&device, "drv", None)
+        };
+        assert_eq!(of(&device), free(40, 0, 0, 0));
+        device["consumesCounters"] = json!([{"counterSet": "gpu", "counters": {"memory-slice-0": {"value": "1"}}}]);
+        assert_eq!(of(&device), Free::default());
     }
 
     #[test]

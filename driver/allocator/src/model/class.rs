@@ -78,12 +78,20 @@ impl DeviceClass {
         }
     }
 
-    /// Returns true if a request for it may get a share of one of our GPUs, or an instance. Monitors hold nothing. A class whose selectors
-    /// cannot be decoded may select any device.
+    /// Returns true if a request for it may get a share of one of our GPUs, or an instance. Monitors hold nothing.
     #[must_use]
     pub fn may_give_shares(&self) -> bool {
+        let kinds = TYPES.iter().filter(|name| **name != device_type::MONITOR);
+        kinds.into_iter().any(|name| self.may_give(name))
+    }
+
+    /// Returns true if a request for it may get a device of ours of this type. A class whose selectors cannot be decoded
+    /// may select any device.
+    #[must_use]
+    pub fn may_give(&self, device_type: &str) -> bool {
         let is_named_ours = self.unreadable.is_some() && self.is_ours();
-        is_named_ours || matches!(self.selected.ours, [true, ..] | [_, true, ..] | [_, _, true, _])
+        let mut types = TYPES.into_iter().zip(self.selected.ours);
+        is_named_ours || types.any(|(name, selects)| selects && name == device_type)
     }
 
     /// The type of the devices of ours that it selects; of several, the first of GPU, slot, instance and monitor.
@@ -219,12 +227,32 @@ yes yes gpu ["device.driver == 'dra.vgpu'", "OURS.type == 'monitor' || has(devic
 yes yes gpu ["device.driver == 'dra.vgpu'", "OURS.type == 'monitor' || !device.allowMultipleAllocations"]
 yes no monitor ["device.driver == 'dra.vgpu'", "has(OURS.type) && OURS.type == 'monitor' && has(OURS.uuid)"]
 yes yes gpu ["device.driver == 'dra.vgpu' && device.isFast()"]
+yes yes mig ["device.driver == 'dra.vgpu' && OURS.type == 'mig'"]
+yes yes gpu ["device.driver == 'dra.vgpu' && (OURS.type == 'gpu' || OURS.type == 'mig' && device.allowMultipleAllocations)"]
 no no gpu ["device.driver == 'nic.example'"]
 no no gpu ["device.driver != 'dra.vgpu'"]
 no no gpu ["device.attributes['nic.example'].model == 'a'"]
 no yes gpu []
 no yes gpu ["device.allowMultipleAllocations"]
 no no gpu ["not CEL"]"#;
+
+    #[test]
+    fn a_class_may_give_several_types() {
+        let given = |cel: &str| {
+            let class = class(&[format!("device.driver == 'dra.vgpu' && ({cel})")]);
+            TYPES.map(|name| class.may_give(name))
+        };
+        let kind = "device.attributes['dra.vgpu'].type";
+        let shared = format!("{kind} == 'gpu' || {kind} == 'mig' && device.allowMultipleAllocations");
+        assert_eq!(given(&shared), [true, false, true, false]);
+        assert_eq!(given(&format!("{kind} == 'mig'")), [false, false, true, false]);
+        assert_eq!(given(&format!("{kind} != 'mig'")), [true, true, false, true]);
+        assert_eq!(given("device.attributes['dra.vgpu'].profile == '3g.40gb'"), [true; 4]);
+        let mut unreadable = class(&[]);
+        unreadable.metadata.name = "vgpu-mig".to_owned();
+        unreadable.unreadable = Some("too deep".to_owned());
+        assert!(unreadable.may_give(device_type::MIG) && unreadable.may_give_shares());
+    }
 
     #[test]
     fn driver_and_type_are_what_the_selectors_accept() {

@@ -3,6 +3,8 @@
 //! They are small, so that both allocators can try everything, and difficult: incomplete pools, pools with two
 //! generations, devices that other claims hold, numbers that do not fit, and every field that allocation reads.
 
+#[path = "random/board.rs"]
+mod board;
 #[path = "random/claims.rs"]
 mod claims;
 #[path = "random/numbers.rs"]
@@ -38,14 +40,20 @@ pub(crate) fn case(random: &mut Random) -> Value {
         random,
         slices: Vec::new(),
         devices: Vec::new(),
+        held: Vec::new(),
     };
-    for pool in 0..1 + cluster.random.below(4) {
-        cluster.pool(pool);
+    let has_boards = cluster.random.percent(25);
+    for pool in 0..1 + cluster.random.below(if has_boards { 2 } else { 4 }) {
+        match has_boards && cluster.random.percent(80) {
+            true => cluster.board(pool),
+            false => cluster.pool(pool),
+        }
     }
     let Cluster {
         random,
         mut slices,
         devices,
+        held,
     } = cluster;
     // The order of slices must not matter.
     if random.percent(50) {
@@ -54,8 +62,12 @@ pub(crate) fn case(random: &mut Random) -> Value {
     let mut dedicated = Vec::new();
     let mut shared = Vec::new();
     let mut consumed = serde_json::Map::new();
-    for (path, is_multiple) in devices {
-        match random.below(10) {
+    let held = held.into_iter().map(|(path, is_multiple)| (path, is_multiple, true));
+    let devices = devices
+        .into_iter()
+        .map(|(path, is_multiple)| (path, is_multiple, false));
+    for (path, is_multiple, is_held) in devices.chain(held) {
+        match if is_held { 0 } else { random.below(10) } {
             0 if !is_multiple || random.percent(20) => dedicated.push(path),
             0 | 1 if is_multiple && multiple => {
                 let mut amounts = serde_json::Map::new();
@@ -73,7 +85,7 @@ pub(crate) fn case(random: &mut Random) -> Value {
         }
     }
     let claims: Vec<Value> = (0..*random.pick(&[1, 1, 1, 2, 2, 2]))
-        .map(|index| claim(random, index, multiple))
+        .map(|index| claim(random, index, multiple, has_boards))
         .collect();
     json!({
         "features": features,
@@ -92,6 +104,8 @@ struct Cluster<'r> {
     slices: Vec<Value>,
     /// Paths, and whether the device is given in shares.
     devices: Vec<(String, bool)>,
+    /// The same of devices that claims hold.
+    held: Vec<(String, bool)>,
 }
 
 impl Cluster<'_> {
@@ -126,6 +140,24 @@ impl Cluster<'_> {
             });
             let name = format!("slice-{index}-{}", (at + 7 * index) % 4);
             self.slices.push(json!({"metadata": {"name": name}, "spec": spec}));
+        }
+    }
+
+    /// A GPU that is divided when claims need it.
+    fn board(&mut self, index: usize) {
+        let name = format!("board-{index}");
+        let (counters, devices, placements) = board::board(self.random);
+        let held = board::held(self.random, placements);
+        let paths = held
+            .into_iter()
+            .map(|(device, is_shared)| (format!("driver-a/{name}/{device}"), is_shared));
+        self.held.extend(paths);
+        for (at, mut spec) in [counters, devices].into_iter().enumerate() {
+            spec["driver"] = "driver-a".into();
+            spec["nodeName"] = "node-1".into();
+            spec["pool"] = json!({"name": name, "generation": 1, "resourceSliceCount": 2});
+            self.slices
+                .push(json!({"metadata": {"name": format!("{name}-{at}")}, "spec": spec}));
         }
     }
 

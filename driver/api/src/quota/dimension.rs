@@ -17,6 +17,7 @@ pub enum Dimension {
     Cores,
     Gpus,
     Shares,
+    ComputeSlices,
 }
 
 /// How an amount is counted and written.
@@ -31,7 +32,7 @@ pub enum Unit {
 }
 
 impl Dimension {
-    pub const ALL: [Self; 4] = [Self::Memory, Self::Cores, Self::Gpus, Self::Shares];
+    pub const ALL: [Self; 5] = [Self::Memory, Self::Cores, Self::Gpus, Self::Shares, Self::ComputeSlices];
 
     /// The field of `spec.hard`.
     #[must_use]
@@ -41,6 +42,7 @@ impl Dimension {
             Self::Cores => "cores",
             Self::Gpus => "gpus",
             Self::Shares => "shares",
+            Self::ComputeSlices => "computeSlices",
         }
     }
 
@@ -52,6 +54,7 @@ impl Dimension {
             Self::Cores => "Cores",
             Self::Gpus => "GPUs",
             Self::Shares => "Shares",
+            Self::ComputeSlices => "Compute Slices",
         }
     }
 
@@ -63,6 +66,7 @@ impl Dimension {
             Self::Cores => "Percent of a GPU's time",
             Self::Gpus => "GPUs: of each share the larger of its parts of memory and time",
             Self::Shares => "Number of shares",
+            Self::ComputeSlices => "Compute slices of instances of GPUs in MIG mode: 3 of an instance 3g.40gb",
         }
     }
 
@@ -70,7 +74,7 @@ impl Dimension {
     pub const fn unit(self) -> Unit {
         match self {
             Self::Memory => Unit::Bytes,
-            Self::Gpus => Unit::Millionths,
+            Self::Gpus | Self::ComputeSlices => Unit::Millionths,
             Self::Cores | Self::Shares => Unit::Whole,
         }
     }
@@ -83,6 +87,7 @@ impl Dimension {
             Self::Cores => "percent of a GPU",
             Self::Gpus => "GPUs",
             Self::Shares => "shares",
+            Self::ComputeSlices => "compute slices",
         }
     }
 

@@ -88,6 +88,7 @@ fn is_no_more(request: &Request, container: &Container, pod: &Pod) {
         uuid: "GPU-1".into(),
         model: "a100".into(),
         memory: size,
+        parent: None,
     };
     let _ = template(request, &Inventory { gpus: vec![gpu] });
 }

@@ -2,13 +2,13 @@
 //!
 //! The allocator only considers devices; kube-scheduler's own event says what else a pod needs of a node.
 
-use vgpu_allocator::model::Mode;
+use vgpu_allocator::model::{Exactly, Mode};
 use vgpu_allocator::{AllocateError, Largest, ReasonKind, Shortage, few, held, together};
-use vgpu_api::DRIVER_NAME;
+use vgpu_api::{DRIVER_NAME, device_type};
 
 use super::answers::Answer;
 use super::question::Question;
-use super::summary::{Beyond, Group, Section, Summary};
+use super::summary::{Beyond, Group, Instances, Section, Summary};
 use super::text::{self, RequestText};
 use crate::state::State;
 
@@ -142,6 +142,14 @@ impl Described<'_> {
             Some(Mode::Exact(count)) => *count,
             _ => 1,
         };
+        if section.is_unmatched() && summary.is_of_one_request() && self.is_for_instances(ask.as_deref()) {
+            let known: Vec<String> = section.instances.keys().cloned().collect();
+            return Some(format!(
+                "no node of the cluster has such an instance, so this never fits, however long it waits: ask for one that is \
+                 there{}, or make such an instance on a GPU in MIG mode",
+                few(": ", known)
+            ));
+        }
         let beyond = section.beyond(wanted).filter(|_| summary.is_of_one_request())?;
         Some(match beyond {
             Beyond::Capacity(Shortage { name, total, .. }) => format!(
@@ -155,6 +163,12 @@ impl Described<'_> {
                 if most == 1 { "GPU" } else { "GPUs" }
             ),
         })
+    }
+
+    /// Returns true if the request can only get instances of GPUs in MIG mode.
+    fn is_for_instances(&self, ask: Option<&Exactly>) -> bool {
+        let class = ask.and_then(|ask| self.state.class(&ask.class));
+        class.is_some_and(|class| class.is_ours() && class.device_type() == device_type::MIG)
     }
 
     fn section(&self, section: &Section, summary: &Summary) -> String {
@@ -173,12 +187,15 @@ impl Described<'_> {
         if devices > 0 {
             groups.retain(|group| group.devices > 0 || group.kind != ReasonKind::NodeMismatch);
         }
-        if section.is_unmatched() && self.all_nodes {
+        let never = self.never(section, summary);
+        if section.is_unmatched() && self.all_nodes && never.is_none() {
             text.push_str("; no GPU of the cluster matches it, so it waits for another GPU or another selector");
         }
-        let never = self.never(section, summary);
         if let Some(never) = &never {
             text.push_str(&format!("; {never}"));
+        }
+        if !section.instances.is_empty() {
+            text.push_str(&format!("; instances: {}", instances(section)));
         }
         for (at, group) in groups.iter().enumerate() {
             text.push_str("; ");
@@ -190,6 +207,11 @@ impl Described<'_> {
         if groups.is_empty() && section.fitting == 0 {
             let class = ask.as_ref().map(|ask| ask.class.as_str());
             text.push_str(&self.no_device(section, class.is_some_and(|class| self.state.is_class_ours(class))));
+            if self.is_for_instances(ask.as_deref()) && self.all_nodes {
+                text.push_str(
+                    "; no node publishes an instance: make one on a GPU in MIG mode, or ask for a share by class vgpu",
+                );
+            }
         }
         if let Some(best) = section.best.as_ref().filter(|best| best.wanted > 1 && never.is_none()) {
             text.push_str(&format!(
@@ -256,6 +278,28 @@ impl Described<'_> {
             None => format!("; no slice is for any of {} nodes", section.nodes_without),
         }
     }
+}
+
+/// The instances of each profile. Who holds them is not named.
+fn instances(section: &Section) -> String {
+    let of_profile = |(profile, known): (&String, &Instances)| {
+        let counts = [
+            (known.taken, "taken"),
+            (known.other, "not usable"),
+            (known.unmatched, "not matched"),
+        ];
+        let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+        let counts: Vec<String> = counts.map(|(count, what)| format!("{count} {what}")).collect();
+        let more = (known.taken + known.other).saturating_sub(known.places.len());
+        let more = if more > 0 { ", ..." } else { "" };
+        let places = match known.places.is_empty() {
+            true => String::new(),
+            false => format!(" ({}{more})", known.places.join(", ")),
+        };
+        format!("{profile}: {}{places}", counts.join(", "))
+    };
+    let all: Vec<String> = section.instances.iter().map(of_profile).collect();
+    all.join("; ")
 }
 
 /// The kind of reason that blocks most devices of the first request.

@@ -16,6 +16,9 @@ use vgpu_quantity::Quantity;
 /// The limit of groups of one request: without one, each device's own taint text would make a group.
 const MOST_GROUPS: usize = 32;
 
+/// How many instances of a profile are named by their places.
+const MOST_PLACES: usize = 3;
+
 /// Why claims fit on none of the nodes that were added.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Summary {
@@ -44,6 +47,36 @@ pub struct Section {
     pub best: Option<Fitting>,
     /// The most devices on one node that the request could get if none were in use.
     pub most_on_node: usize,
+    /// Instances of GPUs in MIG mode, by profile, as far as the reasons name them.
+    pub instances: BTreeMap<String, Instances>,
+}
+
+/// The instances of one profile.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Instances {
+    /// The number that the selectors of the request do not match.
+    pub unmatched: usize,
+    /// Those that are in use, or have too little left.
+    pub taken: usize,
+    /// Those that have a taint, or are out of reach for another reason.
+    pub other: usize,
+    /// The places of some that the selectors match.
+    pub places: Vec<String>,
+}
+
+impl Instances {
+    fn add(&mut self, reason: &Reason, placement: &str) {
+        let count = match reason.reason {
+            ReasonKind::Selector => &mut self.unmatched,
+            ReasonKind::InUse | ReasonKind::Capacity | ReasonKind::Counter => &mut self.taken,
+            _ => &mut self.other,
+        };
+        *count += 1;
+        if reason.reason != ReasonKind::Selector && self.places.len() < MOST_PLACES {
+            let place = format!("{} {placement}", reason.node);
+            self.places.push(place.trim_end().to_owned());
+        }
+    }
 }
 
 /// Something that a request asks for and no device in the cluster offers, even when unused.
@@ -134,6 +167,7 @@ impl Summary {
                     fitting: 0,
                     best: None,
                     most_on_node: 0,
+                    instances: BTreeMap::new(),
                 });
                 self.sections.len() - 1
             }
@@ -202,6 +236,12 @@ impl Section {
             self.of_other_classes += 1;
             self.other_class.get_or_insert(reason);
             return;
+        }
+        if let Some(instance) = &reason.instance
+            && (self.instances.len() < MOST_GROUPS || self.instances.contains_key(&instance.profile))
+        {
+            let of_profile = self.instances.entry(instance.profile.clone()).or_default();
+            of_profile.add(&reason, &instance.placement);
         }
         let about = about(&reason);
         let known = self.groups.iter_mut();
@@ -309,6 +349,7 @@ mod tests {
             node: "n".into(),
             pool: "p".into(),
             device: device.into(),
+            instance: None,
             reason: kind,
             field: "spec.devices.requests[0].exactly".into(),
             message: message.into(),

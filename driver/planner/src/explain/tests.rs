@@ -154,6 +154,56 @@ fn of_several_devices_no_largest_fraction_is_told() {
     assert!(!words.contains("no device") && !words.contains("would fit"), "{words}");
 }
 
+/// A node of instances, by profile and placement; the last one has a taint. And a claim for one with the profile.
+fn instances(profile: &str) -> Vec<Value> {
+    let is_mig = "device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'mig'";
+    let class = json!({"kind": "DeviceClass", "metadata": {"name": "vgpu-mig"},
+        "spec": {"selectors": [{"cel": {"expression": is_mig}}]}});
+    let instance = |(profile, start, size): (&str, u64, u64)| {
+        json!({"name": format!("mig-{start}"), "capacity": {"memory": {"value": "9Gi"}}, "attributes": {"type": {"string": "mig"},
+            "profile": {"string": profile}, "placement": {"string": format!("{start}:{size}")}}})
+    };
+    let devices = [("3g.40gb", 0, 4), ("1g.10gb", 4, 1), ("1g.10gb", 5, 1)].map(instance);
+    let mut slice = slice("n", devices);
+    slice["spec"]["driver"] = json!("dra.vgpu");
+    slice["spec"]["devices"][2]["taints"] = json!([{"key": "dra.vgpu/xid", "value": "79", "effect": "NoSchedule"}]);
+    let mut holder = held("secret", "n", "mig-4", None);
+    holder["metadata"]["namespace"] = json!("other");
+    holder["status"]["allocation"]["devices"]["results"][0]["driver"] = json!("dra.vgpu");
+    let selector = format!("device.attributes['dra.vgpu'].profile == '{profile}'");
+    let mine = claim(
+        "mine",
+        json!({"deviceClassName": "vgpu-mig", "selectors": [{"cel": {"expression": selector}}]}),
+    );
+    vec![node("n"), class, slice, holder, mine]
+}
+
+#[test]
+fn instances_are_named_by_profile_and_place() {
+    let answer = why(instances("1g.10gb"), "mine").unwrap();
+    let said = &answer.summary.join("\n");
+    let words = "instances: 1g.10gb: 1 taken, 1 not usable (n 4:1, n 5:1); 3g.40gb: 1 not matched";
+    assert!(said.contains(words) && !said.contains("never"), "{said}");
+    assert!(!said.contains("secret"), "{said}");
+    let text = answer.to_string();
+    assert!(text.contains("device mig-4, 1g.10gb at 4:1: InUse"), "{text}");
+    assert_eq!(answer.state, Standing::Waits);
+}
+
+#[test]
+fn a_profile_that_no_node_has_never_fits() {
+    let answer = why(instances("7g.80gb"), "mine").unwrap();
+    let said = &answer.summary.join("\n");
+    let words = "no node of the cluster has such an instance, so this never fits, however long it waits: ask for one that is \
+                 there: 1g.10gb, 3g.40gb, or make such an instance";
+    assert!(said.contains(words), "{said}");
+    assert_eq!((answer.state, &*answer.reason), (Standing::Never, "NeverFits"));
+    let mut without = instances("7g.80gb");
+    without[2]["spec"]["devices"] = json!([{"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}}]);
+    let text = why(without, "mine").unwrap().to_string();
+    assert!(text.contains("no node publishes an instance: make one"), "{text}");
+}
+
 /// A GPU that is in use, or has too little free, may become free; one that is too small or does not match never does.
 #[test]
 fn more_gpus_than_any_node_has_never_fit() {

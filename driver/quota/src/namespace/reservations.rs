@@ -173,15 +173,14 @@ impl Namespace {
                 Err(why) => return Needs::Uncounted(name.clone(), why),
             };
         }
-        let extended = pod.extended.iter();
-        let ours = extended.filter(|extended| giving(view.index, &extended.resource).is_some());
-        let counts = ours.map(|extended| extended.count.unsigned_abs());
-        let count = counts.fold(0, u64::saturating_add);
-        if count > 0 {
-            match extended_amount(count, view.gpus) {
-                Ok(amount) => needs.insert(extended_key(&pod.uid), amount),
-                Err(why) => return Needs::Uncounted("of its extended resources".to_owned(), why),
+        for extended in &pod.extended {
+            let Some(class) = giving(view.index, &extended.resource) else {
+                continue;
             };
+            match extended_amount(class, extended.count.unsigned_abs(), view.index, view.gpus) {
+                Ok(amount) => *needs.entry(extended_key(&pod.uid)).or_default() += amount,
+                Err(why) => return Needs::Uncounted("of its extended resources".to_owned(), why),
+            }
         }
         needs.retain(|_, amount| *amount != Amount::default());
         Needs::Known(needs.into_iter().collect())

@@ -9,7 +9,6 @@ use vgpu_planner::Time;
 use crate::amount::{Amount, CORES};
 use crate::budget::Account;
 use crate::change::Unclaimed;
-use crate::claim::amount_on;
 use crate::gpus::Gpus;
 use crate::view::View;
 
@@ -33,10 +32,13 @@ const MOST_DEVICES: usize = 64;
 /// Returns the part of a node's shares that fits on its GPUs: whatever the node reports, it cannot hold more. An
 /// unpublished device is assumed to be as large as the largest published one.
 pub(crate) fn that_fit(node: &str, shares: Vec<Unclaimed>, gpus: &Gpus) -> Vec<Unclaimed> {
-    let pool = Pools::of(node).gpus;
+    let pools = Pools::of(node);
     let mut left: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let fitting = |mut share: Unclaimed| {
-        let Some(all) = gpus.memory(&pool, &share.device).or(gpus.largest()) else {
+        let Some(all) = gpus
+            .memory(pools.of_device(&share.device), &share.device)
+            .or(gpus.largest())
+        else {
             return Some(share);
         };
         if left.len() >= MOST_DEVICES && !left.contains_key(&share.device) {
@@ -57,7 +59,8 @@ impl OnNode {
         let Unclaimed {
             device, memory, cores, ..
         } = &self.share;
-        amount_on(&Pools::of(&self.node).gpus, device, *memory, *cores, view.gpus)
+        let pools = Pools::of(&self.node);
+        view.gpus.share(pools.of_device(device), device, *memory, *cores)
     }
 }
 

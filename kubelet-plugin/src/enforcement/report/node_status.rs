@@ -126,8 +126,12 @@ impl NodeRecords {
         models.dedup();
         let held = self.shares.iter().map(|of| of.share.memory);
         let used = self.shares.iter().map(|of| used(of, state));
-        let shared = gpus.iter().filter(|of| of.takes != Takes::OneClaim);
-        let largest = shared.map(|of| of.largest_free()).max();
+        let largest = gpus.iter().map(|of| match of.takes {
+            Takes::Shares(_) => of.largest_free(),
+            // No share is a part of it.
+            Takes::OneClaim => 0,
+        });
+        let largest = largest.max();
         VgpuNodeStatus {
             as_of: time(now),
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -5,7 +5,7 @@ use crate::api::Cluster;
 use crate::dra::node::tests::{Rig, claim};
 use crate::dra::node::{Node, SharedNode};
 use crate::enforcement::tests::observe_once;
-use crate::publish::inventory::tests::gpu;
+use crate::publish::inventory::tests::{gpu, instance};
 use crate::publish::inventory::{Fault, Inventory, Reason, Unavailable};
 use crate::ready::Readiness;
 use kube::client::Body;
@@ -210,6 +210,23 @@ async fn the_object_has_what_is_held_and_used_and_belongs_to_the_node() {
     for field in ["memoryUsed", "memoryPeak", "processes", "refusals", "withoutClaim"] {
         assert_eq!(json[field], Value::Null, "{json}");
     }
+}
+
+/// Nobody can have a share of it, so it does not count for the node, and is not full either.
+#[tokio::test]
+async fn a_free_instance_is_free_as_a_whole() {
+    let mut scene = Scene::new();
+    let free = instance(1, "MIG-aaaabbbb-1111-5222-8333-444455556666");
+    let inventory = Inventory::new(vec![gpu(0), free.clone()]);
+    scene.sources.node.set_inventory(Ok(inventory));
+    scene.rounds(0..60).await;
+    let status = scene.status();
+    let of_device: BTreeMap<&str, &str> = status.gpus.iter().map(|gpu| (&*gpu.uuid, &*gpu.largest_free)).collect();
+    assert_eq!(of_device[&*free.uuid], "40448Mi");
+    assert_eq!((of_device[&*gpu(0).uuid], &*status.largest_free), ("40Gi", "40Gi"));
+    scene.sources.node.set_inventory(Ok(Inventory::new(vec![free])));
+    scene.rounds(60..120).await;
+    assert_eq!(scene.status().largest_free, "0", "no share fits on the node");
 }
 
 #[tokio::test]

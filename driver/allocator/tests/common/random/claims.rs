@@ -22,7 +22,8 @@ pub(super) fn classes(random: &mut Random, multiple: bool) -> Value {
     ])
 }
 
-pub(super) fn claim(random: &mut Random, index: usize, multiple: bool) -> Value {
+/// `has_boards`: the cluster has GPUs that are divided when claims need it.
+pub(super) fn claim(random: &mut Random, index: usize, multiple: bool, has_boards: bool) -> Value {
     let mut names = Vec::new();
     let mut requests = Vec::new();
     for at in 0..*random.pick(&[1, 1, 1, 1, 2, 3]) {
@@ -31,14 +32,14 @@ pub(super) fn claim(random: &mut Random, index: usize, multiple: bool) -> Value 
         if random.percent(30) {
             let mut alternatives = Vec::new();
             for alternative in 0..1 + random.below(3) {
-                let mut ask = ask(random, false, multiple);
+                let mut ask = ask(random, false, multiple, has_boards);
                 ask["name"] = format!("s{alternative}").into();
                 names.push(format!("{name}/s{alternative}"));
                 alternatives.push(ask);
             }
             requests.push(json!({"name": name, "firstAvailable": alternatives}));
         } else {
-            requests.push(json!({"name": name, "exactly": ask(random, true, multiple)}));
+            requests.push(json!({"name": name, "exactly": ask(random, true, multiple, has_boards)}));
         }
     }
     let mut devices = json!({"requests": requests});
@@ -67,7 +68,7 @@ pub(super) fn claim(random: &mut Random, index: usize, multiple: bool) -> Value 
     json!({"metadata": {"name": format!("claim-{index}"), "namespace": "ns"}, "spec": {"devices": devices}})
 }
 
-fn ask(random: &mut Random, exactly: bool, multiple: bool) -> Value {
+fn ask(random: &mut Random, exactly: bool, multiple: bool, has_boards: bool) -> Value {
     let mut ask = json!({
         "deviceClassName": *random.pick(&["any", "any", "any", "a", "a", "b", "shared"]),
         "allocationMode": "ExactCount",
@@ -105,9 +106,24 @@ fn ask(random: &mut Random, exactly: bool, multiple: bool) -> Value {
             false => *random.pick(&SELECTORS),
         };
         ask["selectors"] = json!([{"cel": {"expression": expression}}]);
+    } else if has_boards && random.percent(80) {
+        ask["selectors"] = json!([{"cel": {"expression": *random.pick(&PROFILES)}}]);
     }
     ask
 }
+
+/// Select instances by profile, or whether they are shared.
+const PROFILES: [&str; 9] = [
+    "device.attributes[\"driver-a\"].?model.orValue(\"\") == \"1g.10gb\"",
+    "device.attributes[\"driver-a\"].?model.orValue(\"\") == \"1g.10gb+me\"",
+    "device.attributes[\"driver-a\"].?model.orValue(\"\") == \"2g.20gb\"",
+    "device.attributes[\"driver-a\"].?model.orValue(\"\") == \"3g.40gb\"",
+    "device.attributes[\"driver-a\"].?model.orValue(\"\") == \"4g.40gb\"",
+    "device.attributes[\"driver-a\"].?model.orValue(\"\") in [\"whole\", \"7g.80gb\"]",
+    "device.attributes[\"driver-a\"].?model.orValue(\"\").startsWith(\"1g\")",
+    "device.allowMultipleAllocations",
+    "!device.allowMultipleAllocations",
+];
 
 /// Each uses a part of Kubernetes' library. A missing key is an error, which the first ones may cause.
 const SELECTORS: [&str; 24] = [
