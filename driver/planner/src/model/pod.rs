@@ -9,6 +9,7 @@ use vgpu_quantity::Quantity;
 
 use super::container::{self, Container, Extended, HostPort, Resources};
 use super::meta::Object;
+use super::taken::{self, TakenByClaim};
 use super::{LabelSelector, Requests};
 use crate::names::{GANG, GANG_SIZE, OPENED_OVER_BUDGET, OVER_BUDGET};
 use crate::time::Time;
@@ -224,39 +225,6 @@ struct Status {
     node_allocatable_resource_claim_statuses: Vec<TakenByClaim>,
 }
 
-/// What the devices of a claim take of the node.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct TakenByClaim {
-    #[serde(deserialize_with = "or_default")]
-    containers: Vec<String>,
-    #[serde(deserialize_with = "or_default")]
-    mapping: Vec<Mapped>,
-    #[serde(deserialize_with = "or_default")]
-    overhead: Vec<Overhead>,
-}
-
-/// The part of a resource that the devices themselves are.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Mapped {
-    #[serde(deserialize_with = "or_default")]
-    name: String,
-    #[serde(deserialize_with = "or_default")]
-    quantity: Quantity,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct Overhead {
-    #[serde(deserialize_with = "or_default")]
-    name: String,
-    #[serde(deserialize_with = "or_default")]
-    per_pod: Quantity,
-    #[serde(deserialize_with = "or_default")]
-    per_container: Quantity,
-}
-
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct ExtendedClaim {
@@ -379,7 +347,7 @@ impl Spec {
         let of_pod = &self.resources.requests;
         let mut requests = container::requests_of(&self.containers, &self.init_containers, of_pod, &self.overhead);
         if !self.node_name.is_empty() {
-            let taken = status.taken_of_node();
+            let taken = taken::sum(&status.node_allocatable_resource_claim_statuses);
             requests.add(&taken.without(of_pod));
         }
         requests
@@ -439,25 +407,6 @@ impl Status {
             condition.kind == "PodScheduled" && condition.status == "False" && condition.reason != "SchedulingGated"
         };
         matches!(self.phase.as_str(), "" | "Pending") && self.conditions.iter().any(was_tried)
-    }
-
-    /// What the devices of its claims take of the node.
-    fn taken_of_node(&self) -> Requests {
-        let mut taken = Requests::default();
-        for claim in &self.node_allocatable_resource_claim_statuses {
-            for mapped in &claim.mapping {
-                taken.0.entry(mapped.name.clone()).or_default().add(&mapped.quantity);
-            }
-            for Overhead {
-                name,
-                per_pod,
-                per_container,
-            } in &claim.overhead
-            {
-                taken.add_overhead(name, per_pod, per_container, claim.containers.len());
-            }
-        }
-        taken
     }
 
     /// The claim of an entry of `resourceClaims`; `None` if the status has the entry without a name, which means that
