@@ -32,7 +32,7 @@ arm64: ## the library, the software GPU and a share on an emulated arm64 process
 miri: ## the tests of unsafe code in an interpreter that finds undefined behaviour; needs nightly's miri, takes minutes
 	@build/test.sh miri
 
-dist: ## the release artefacts, built and checked, in dist/; ARCH=arm64 or both: also for the other architecture
+dist: ## the release artefacts, built and checked, in dist/; VGPU_ARCH=arm64 or both: also for the other architecture
 	@build/dist.sh
 
 images: dist ## the container images as OCI archives; prints their names

@@ -8,13 +8,13 @@ amd64  x86_64   ld-linux-x86-64.so.2   X86-64
 arm64  aarch64  ld-linux-aarch64.so.1  AArch64
 '
 
-# arch_use NAME: sets ARCH, ARCH_KERNEL, ARCH_LOADER, ARCH_READELF, ARCH_TRIPLE (Rust's) and ARCH_GNU (the prefix of
+# arch_use NAME: sets VGPU_ARCH, ARCH_KERNEL, ARCH_LOADER, ARCH_READELF, ARCH_TRIPLE (Rust's) and ARCH_GNU (the prefix of
 # Debian's cross tools and its folder of libraries). Fails for a name that is not in the table.
 arch_use() {
-  read -r ARCH ARCH_KERNEL ARCH_LOADER ARCH_READELF < <(grep "^$1 " <<<"$ARCHITECTURES") ||
-    fail "ARCH: $1: write $(awk 'NF {printf "%s, ", $1}' <<<"$ARCHITECTURES")or both"
+  read -r VGPU_ARCH ARCH_KERNEL ARCH_LOADER ARCH_READELF < <(grep "^$1 " <<<"$ARCHITECTURES") ||
+    fail "VGPU_ARCH: $1: write $(awk 'NF {printf "%s, ", $1}' <<<"$ARCHITECTURES")or both"
   ARCH_TRIPLE=$ARCH_KERNEL-unknown-linux-gnu ARCH_GNU=$ARCH_KERNEL-linux-gnu
-  export ARCH # of programs that the script starts
+  export VGPU_ARCH # of programs that the script starts
 }
 
 # arch_own: prints the architecture of this machine.
@@ -22,12 +22,12 @@ arch_own() {
   awk -v kernel="$(uname -m)" '$2 == kernel {print $1}' <<<"$ARCHITECTURES"
 }
 
-# arch_list: prints what the variable ARCH asks for, one a line: nothing is this machine's own, `both` is all.
+# arch_list: prints what the variable VGPU_ARCH asks for, one a line: nothing is this machine's own, `both` is all.
 arch_list() {
-  case ${ARCH:-} in
+  case ${VGPU_ARCH:-} in
     '') arch_own ;;
     both) awk 'NF {print $1}' <<<"$ARCHITECTURES" ;;
-    *) (arch_use "$ARCH" && echo "$ARCH") ;;
+    *) (arch_use "$VGPU_ARCH" && echo "$VGPU_ARCH") ;;
   esac
 }
 

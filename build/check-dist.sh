@@ -34,17 +34,23 @@ some() {
 
 check_present() { # FILE
   [ -s "$dist/$1" ] || { finding "$1" "missing: run \`make dist\`"; return 1; }
-  readelf -h "$dist/$1" 2>/dev/null | grep "Machine: .*$ARCH_READELF" >/dev/null || { finding "$1" "not an ELF file for $ARCH"; return 1; }
+  readelf -h "$dist/$1" 2>/dev/null | grep "Machine: .*$ARCH_READELF" >/dev/null || { finding "$1" "not an ELF file for $VGPU_ARCH"; return 1; }
   check_pages "$1"
 }
 
-# The kernel maps whole pages. On arm64 they have up to 64 KiB.
+# The kernel maps whole pages. On arm64 they have up to 64 KiB. The loader makes the whole pages of RELRO read-only, and
+# leaves out the last one if RELRO ends within it.
 check_pages() { # FILE
-  local least=0x1000 segments align
-  [ "$ARCH" != arm64 ] || least=0x10000
+  local least=0x1000 segments align end
+  [ "$VGPU_ARCH" != arm64 ] || least=0x10000
   segments=$(readelf -lW "$dist/$1" | awk '$1 == "LOAD" {print $NF}')
   for align in $segments; do
     [ $((align)) -ge $((least)) ] || finding "$1" "a segment is aligned to $align, less than a page of $least: link it with -z max-page-size"
+  done
+  case $1 in *.so | *.so.*) ;; *) return ;; esac
+  for end in $(readelf -lW "$dist/$1" | awk '$1 == "GNU_RELRO" {print $3 "+" $6}'); do
+    [ $(((end) % least)) -eq 0 ] ||
+      finding "$1" "RELRO ends at $(printf '%#x' $((end))), within a page of $least: link it with -z common-page-size"
   done
 }
 

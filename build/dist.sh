@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# dist.sh: builds the release artefacts into dist/ and checks each of them (check-dist.sh). ARCH=arm64 or ARCH=amd64: those
-# for that architecture, in dist-ARCH/ unless it is this machine's; ARCH=both: first this machine's.
-# dist.sh --for-tests: the same folder for the tests of this machine, in target/test-dist. With ARCH of another machine, in
-# target/test-dist-ARCH: only what a share needs, for an emulator (arm64.sh).
+# dist.sh: builds the release artefacts into dist/ and checks each of them (check-dist.sh). VGPU_ARCH=arm64 or amd64: those
+# for that architecture, in dist-ARCH/ unless it is this machine's; VGPU_ARCH=both: first this machine's.
+# dist.sh --for-tests: the same folder for the tests of this machine, in target/test-dist. With VGPU_ARCH of another
+# machine, in target/test-dist-ARCH: only what a share needs, for an emulator (arm64.sh).
 # dist.sh --dissect: only libvgpu-dissect.so, in target/dissect-dist: its parts can be switched off
 # (docs/debugging.md).
 #
@@ -25,18 +25,18 @@
 as_caller "$@"
 
 architectures=$(arch_list)
-if [ "${ARCH:-}" = both ]; then
-  [ -z "${1:-}${VGPU_DIST:-}" ] || fail "ARCH=both: leave VGPU_DIST unset and write no $*: name one architecture"
-  for ARCH in $(arch_own; grep -v "^$(arch_own)$" <<<"$architectures"); do ARCH=$ARCH "$0"; done
+if [ "${VGPU_ARCH:-}" = both ]; then
+  [ -z "${1:-}${VGPU_DIST:-}" ] || fail "VGPU_ARCH=both: leave VGPU_DIST unset and write no $*: name one architecture"
+  for VGPU_ARCH in $(arch_own; grep -v "^$(arch_own)$" <<<"$architectures"); do VGPU_ARCH=$VGPU_ARCH "$0"; done
   exit
 fi
 arch_use "$architectures"
 readonly TRIPLE=$ARCH_TRIPLE GLIBC=2.17
 suffix='' foreign=''
-[ "$ARCH" = "$(arch_own)" ] || suffix=-$ARCH foreign=1
+[ "$VGPU_ARCH" = "$(arch_own)" ] || suffix=-$VGPU_ARCH foreign=1
 for_tests='' dissect=''
 case ${1:-} in
-  '') dist=${VGPU_DIST:-$(arch_dist "$ARCH")} ;;
+  '') dist=${VGPU_DIST:-$(arch_dist "$VGPU_ARCH")} ;;
   --for-tests) for_tests=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/test-dist$suffix} ;;
   --dissect) dissect=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/dissect-dist$suffix} ;;
   *) fail "$1: write nothing, --for-tests or --dissect" ;;
@@ -47,7 +47,7 @@ wrapper=${RUSTC_WORKSPACE_WRAPPER:-} # test.sh: clippy's driver, for programs an
 export VGPU_ROOT=$root RUSTC_WORKSPACE_WRAPPER=rustc-same-paths.sh PATH=$PATH:$root/build
 
 "$root/build/prerequisites.sh" build
-[ -z "$foreign" ] || "$root/build/prerequisites.sh" "$ARCH"
+[ -z "$foreign" ] || "$root/build/prerequisites.sh" "$VGPU_ARCH"
 cd "$root"
 symbols=$CARGO_TARGET_DIR/symbols${for_tests:+-for-tests}$suffix
 mkdir -p "$CARGO_TARGET_DIR" "$dist" "$symbols"
@@ -67,10 +67,11 @@ libraries() {
 }
 
 # arm64's compiler calls functions for atomics, which look up the processor's features in a constructor, and by a function
-# of libc. The library has neither.
+# of libc. The library has neither. rustc warns of a feature that it calls unstable; -A warnings leaves that out, and what
+# the crate itself is warned of is seen in any other build.
 preload_library() {
-  local flags=()
-  [ "$ARCH" != arm64 ] || flags=(--config "target.$TRIPLE.rustflags=[\"-C\",\"target-feature=-outline-atomics\"]")
+  local flags=() rustflags='["-C", "target-feature=-outline-atomics", "-A", "warnings"]'
+  [ "$VGPU_ARCH" != arm64 ] || flags=(--config "target.$TRIPLE.rustflags=$rustflags")
   cargo zigbuild --profile preload --target $TRIPLE.$GLIBC -p vgpu-preload "${flags[@]}"
 }
 
@@ -100,7 +101,7 @@ if [ -n "$dissect" ]; then
   say "building the library whose parts can be switched off (glibc $GLIBC)"
   dissecting_library
 elif [ -n "$for_tests" ] && [ -n "$foreign" ]; then
-  say "building what a share needs on $ARCH, and the libraries (glibc $GLIBC)"
+  say "building what a share needs on $VGPU_ARCH, and the libraries (glibc $GLIBC)"
   libraries
   programs_for_emulated_tests
   programs=$TRIPLE/debug
@@ -178,4 +179,4 @@ combine >"$dist/.libvgpu-hami.so.new"
 chmod 755 "$dist/.libvgpu-hami.so.new"
 settle "$dist/.libvgpu-hami.so.new" "$dist/libvgpu-hami.so"
 
-[ -n "$for_tests" ] || "$root/build/check-dist.sh" "$dist" "$symbols" "$ARCH"
+[ -n "$for_tests" ] || "$root/build/check-dist.sh" "$dist" "$symbols" "$VGPU_ARCH"

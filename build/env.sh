@@ -37,7 +37,7 @@ as_caller() {
     local name keep=()
     for name in $(compgen -e); do
       case $name in
-        ARCH | KEEP | CLUSTER | DEBIAN | KUBERNETES | KUBERNETES_VERSION | CONTAINERD_VERSION | VGPU_* | XDG_CACHE_HOME | CARGO_TARGET_DIR | RUSTUP_* | GO* | *_proxy | *_PROXY) keep+=("$name=${!name}") ;;
+        KEEP | CLUSTER | DEBIAN | KUBERNETES | KUBERNETES_VERSION | CONTAINERD_VERSION | VGPU_* | XDG_CACHE_HOME | CARGO_TARGET_DIR | RUSTUP_* | GO* | *_proxy | *_PROXY) keep+=("$name=${!name}") ;;
       esac
     done
     exec sudo -H -u "#$SUDO_UID" env -u SUDO_UID PATH="$PATH" "${keep[@]}" "$0" "$@"

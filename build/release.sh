@@ -5,7 +5,7 @@
 # release.sh notes: prints the CHANGELOG's section of this version, for the release's page.
 # release.sh push REGISTRY: pushes images and chart, and signs them there. Plain HTTP only if REGISTRY is on loopback.
 #
-# ARCH=both release.sh: for amd64 and arm64. The same ARCH for check.
+# VGPU_ARCH=both release.sh: for amd64 and arm64. The same VGPU_ARCH for check.
 #
 #   images/*.tar                   OCI layouts: an index, a manifest for each architecture, and layers; images.txt has digests
 #   dra-driver-vgpu-V.tgz          the chart, with these digests
@@ -28,10 +28,10 @@ cd "$root"
 export VGPU_DIST=$root/dist # of vgpu-e2e, whatever the caller names
 readonly MOST=$((40 << 20)) # bytes of the plugin's image, for one architecture
 own=$(arch_own)
-case ${ARCH:-$own} in
+case ${VGPU_ARCH:-$own} in
   "$own") architectures=$own ;;
   both) architectures=$(arch_list) ;;
-  *) fail "ARCH: $ARCH: a release is for $own, or for both" ;;
+  *) fail "VGPU_ARCH: $VGPU_ARCH: a release is for $own, or for both" ;;
 esac
 readonly UNKNOWN=https://example.invalid/dra-driver-vgpu
 # The crates of the shipped programs and libraries, for the SBOM.
@@ -223,7 +223,7 @@ build() {
   local architecture symbols
   for architecture in $architectures; do
     symbols=$(symbols_of "$architecture")
-    [ -d "$symbols" ] || fail "$symbols is missing: run \`make dist\`, with ARCH=both for both architectures"
+    [ -d "$symbols" ] || fail "$symbols is missing: run \`make dist\`, with VGPU_ARCH=both for both architectures"
     "$root/build/check-dist.sh" "$(arch_dist "$architecture")" "$symbols" "$architecture"
   done
   pack "$root/release"

@@ -25,12 +25,30 @@ library() {
   cc -x c -shared -fPIC -o "$to" - "$@" <<<"$source"
 }
 
+# cut_relro LIBRARY: RELRO ends 8 bytes earlier than the linker wrote.
+cut_relro() {
+  python3 - "$work/dist/$1" <<'PYTHON'
+import struct, sys
+file = open(sys.argv[1], "r+b")
+header = file.read(64)
+start, size, count = struct.unpack_from("<Q", header, 32)[0], *struct.unpack_from("<HH", header, 54)
+for at in range(start, start + size * count, size):
+    file.seek(at)
+    entry = bytearray(file.read(size))
+    if struct.unpack_from("<I", entry)[0] == 0x6474E552:  # PT_GNU_RELRO
+        struct.pack_into("<Q", entry, 40, struct.unpack_from("<Q", entry, 40)[0] - 8)
+        file.seek(at)
+        file.write(entry)
+PYTHON
+}
+
 broken_artefacts_are_named() {
   local out
   mkdir -p "$work/dist"
   library libvgpu.so 'const char *off = "VGPU_DISSECT"; int nothing; int memory_of_tomorrow(void); double cos(double); double f(double x) { return cos(x) + memory_of_tomorrow(); }' -lm -Wl,--build-id=sha1 -Wl,-soname,libcuda.so.1
   library libvgpu-preload.so 'int puts(const char *); void dlsym(void) {} void cuInit(void) { puts(""); }' -Wl,--build-id=none
   library soft-gpu/libcuda.so.1 'int fcntl64(int, int, ...); int cuInit(void) { return fcntl64(0, 0); }' -Wl,-soname,other.so -Wl,-z,max-page-size=2048
+  cut_relro soft-gpu/libcuda.so.1
   cc -x c -o "$work/dist/vgpu-cdi-hook" - <<<'int main(void) { return 0; }'
   echo text >"$work/dist/vgpu"
   library ../symbols/libvgpu.so 'int other;' -s
@@ -57,6 +75,7 @@ broken_artefacts_are_named() {
   expect 'vgpu-cdi-hook: needs libc.so.6; allowed: nothing' "$out"
   expect 'vgpu: not an ELF file for amd64' "$out"
   expect 'soft-gpu/libcuda.so.1: a segment is aligned to 0x800, less than a page of 0x1000' "$out"
+  expect 'soft-gpu/libcuda.so.1: RELRO ends at 0x1ff8, within a page of 0x1000: link it with -z common-page-size' "$out"
   expect 'vgpu-kubelet-plugin: missing' "$out"
   out=$(build/check-dist.sh "$work/dist" '' arm64 2>&1) || true
   expect 'libvgpu.so: not an ELF file for arm64' "$out"

@@ -50,7 +50,7 @@ fn nonsense_for_every_flag_is_one_line_that_names_it() {
 #[test]
 fn a_machine_without_a_driver_is_told_of_soft_gpu() {
     if [
-        "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+        concat!("/usr/lib/", vgpu_abi::arch!(triplet), "/libnvidia-ml.so.1"),
         "/usr/lib64/libnvidia-ml.so.1",
         "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
     ]

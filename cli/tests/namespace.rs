@@ -3,9 +3,10 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
 use support::{Running, as_root, printed};
 
-const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
+const LIBRARY: &str = concat!("/usr/lib/", vgpu_abi::arch!(triplet), "/libcuda.so.1");
 
 #[test]
 fn a_command_without_environment_meets_the_limits_all_the_same() {
@@ -57,10 +58,11 @@ fn the_loaders_folders_have_libvgpu_under_the_drivers_names() {
         let shim = scene.path("release/libvgpu.so");
         let before = fs::exists(LIBRARY).unwrap();
         let script = "for name in libcuda.so.1 libnvidia-ml.so.1; do \
-                      cmp /usr/lib/x86_64-linux-gnu/$name $SHIM && stat -L -c %d:%i /usr/lib/x86_64-linux-gnu/$name; done; \
+                      cmp $LIBRARIES/$name $SHIM && stat -L -c %d:%i $LIBRARIES/$name; done; \
                       cmp /run/vgpu/.driver/libcuda.so.1 $REAL; stat -L -c %d:%i /run/vgpu/.lib/libcuda.so.1";
         let mut command = scene.sh(&[], script);
         command
+            .env("LIBRARIES", Path::new(LIBRARY).parent().unwrap())
             .env("SHIM", &shim)
             .env("REAL", scene.path("release/soft-gpu/libcuda.so.1"));
         let seen = printed(&mut command);

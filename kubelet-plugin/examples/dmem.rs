@@ -45,7 +45,7 @@ fn main() -> Result<()> {
         proc: "/proc".into(),
         soft_gpu_state: Some(SOFT_GPU.into()),
     };
-    let gpu = first_gpu(&root.join("driver/usr/lib/x86_64-linux-gnu").join(LIBNVIDIA_ML))?;
+    let gpu = first_gpu(&root.join("driver").join(packages::LIBRARIES).join(LIBNVIDIA_ML))?;
     put(&root.join("vgpu/gpu"), gpu.as_bytes())?;
     let driver = driver.read()?;
     for (number, claim) in CLAIMS.iter().enumerate() {

@@ -17,7 +17,7 @@ use vgpu_kubelet_plugin::driver::Root;
 use vgpu_skip::skip;
 
 const TEST: &str = "podman_loads_a_claim_and_the_shims_names_win";
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const LIBRARIES: &str = concat!("usr/lib/", vgpu_abi::arch!(triplet));
 const UID: &str = "5c0f3b9a-0000-4000-8000-000000000001";
 
 /// The script of a mount namespace; its first argument is the root. It mounts a /sys/fs/cgroup that crun understands,
@@ -144,14 +144,15 @@ fn podman_loads_a_claim_and_the_shims_names_win() {
         &String::from_utf8(spec).expect("text"),
     );
 
-    let look = "for f in \
-        /usr/lib/x86_64-linux-gnu/libcuda.so /usr/lib/x86_64-linux-gnu/libcuda.so.1 \
-        /usr/lib/x86_64-linux-gnu/libcuda.so.535.1 /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1 \
+    let look = format!(
+        "for f in \
+        /{LIBRARIES}/libcuda.so /{LIBRARIES}/libcuda.so.1 /{LIBRARIES}/libcuda.so.535.1 /{LIBRARIES}/libnvidia-ml.so.1 \
         /usr/lib64/libcuda.so /usr/lib64/libcuda.so.1 /usr/lib64/libcuda.so.535.1 /usr/lib64/libnvidia-ml.so.535.1 \
         /usr/lib64/libnvidia-encode.so.1 /dev/vgpu/.driver/libcuda.so.1 /dev/vgpu/.driver/libnvidia-ptxjitcompiler.so.1 \
         /etc/vulkan/icd.d/nvidia_icd.json /dev/vgpu/s1/limits /dev/vgpu/.lib/libvgpu-preload.so; \
         do cat $f; echo; done; cat /etc/ld.so.preload; echo $NVIDIA_VISIBLE_DEVICES; \
-        (: >/usr/lib64/libcuda.so.1) 2>/dev/null && echo written";
+        (: >/usr/lib64/libcuda.so.1) 2>/dev/null && echo written"
+    );
     let ran = Command::new("unshare")
         .args(["-m", "sh", "-c", SCRIPT, "sh"])
         .arg(&root)

@@ -150,7 +150,11 @@ fn flatten(packages: &Path, libraries: &Path, root: &Path, layout: Layout) {
         symlink("usr/lib64", root.join("lib64")).expect("a link");
         symlink("usr/lib", root.join("lib")).expect("a link");
         let icd = root.join("usr/share/vulkan/icd.d");
-        fs::rename(icd.join("nvidia_icd.json"), icd.join("nvidia_icd.x86_64.json")).expect("renamed");
+        fs::rename(
+            icd.join("nvidia_icd.json"),
+            icd.join(concat!("nvidia_icd.", vgpu_abi::arch!(uname), ".json")),
+        )
+        .expect("renamed");
     }
 }
 
@@ -243,8 +247,8 @@ fn given(root: &Path) -> BTreeSet<String> {
 /// loader's default folders and those of the toolkit at their paths on the node; programs by theirs.
 fn entry(path: &str) -> String {
     let folders = [
-        "/usr/lib/x86_64-linux-gnu/nvidia/current/",
-        "/usr/lib/x86_64-linux-gnu/",
+        concat!("/usr/lib/", vgpu_abi::arch!(triplet), "/nvidia/current/"),
+        concat!("/usr/lib/", vgpu_abi::arch!(triplet), "/"),
         "/usr/lib64/",
     ];
     let below = folders.iter().find_map(|folder| path.strip_prefix(folder));

@@ -14,6 +14,7 @@ fn main() {
         println!("cargo::rustc-cdylib-link-arg={argument}");
     }
     println!("cargo::rerun-if-changed=build.rs");
+    vgpu_built_from::link_for_all_pages();
     vgpu_built_from::write_note(&[
         "vgpu-core/abi/src/arch.rs",
         "vgpu-core/preload/build.rs",

@@ -29,6 +29,7 @@ fn hooked(path: &str) -> Vec<String> {
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=coverage/src/hooks.rs");
+    vgpu_built_from::link_for_all_pages();
     vgpu_built_from::write_note(&[
         "vgpu-core/abi/src",
         "vgpu-core/src",

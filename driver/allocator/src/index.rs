@@ -221,6 +221,13 @@ impl Index {
         self.known_slice(name).map_or(&[], |slice| &slice.spec.devices)
     }
 
+    /// The device of a result, as in its slice.
+    #[must_use]
+    pub fn device_of_result(&self, result: &DeviceResult) -> Option<&Device> {
+        let mut slices = self.inventory.of_pool(&result.driver, &result.pool);
+        slices.find_map(|slice| slice.spec.devices.iter().find(|device| device.name == result.device))
+    }
+
     /// A slice, as passed to [`Self::set_slice`].
     #[must_use]
     pub fn slice(&self, name: &str) -> Option<ResourceSlice> {

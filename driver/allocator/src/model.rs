@@ -28,8 +28,8 @@ pub use node::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 pub use outcome::{Allocation, AllocationConfig, ConfigSource, DeviceResult, DeviceResults};
 pub use parts::{CelSelector, OpaqueConfig, RequestedConfig, Selector, Toleration};
 pub use slice::{
-    Capacity, ConsumedCounters, Counter, CounterSet, Device, DeviceTaintRule, Pool, Range, RequestPolicy,
-    ResourceSlice, RuleSelector, RuleSpec, SliceSpec, Taint,
+    Capacity, ConsumedCounters, Counter, CounterSet, Device, DeviceTaintRule, NodeAllocatableOverhead,
+    NodeAllocatableResource, Pool, Range, RequestPolicy, ResourceSlice, RuleSelector, RuleSpec, SliceSpec, Taint,
 };
 
 /// The fields of `metadata` that allocation needs.

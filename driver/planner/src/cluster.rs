@@ -13,10 +13,18 @@ pub(crate) struct Cluster {
     pods: BTreeMap<String, Box<Pod>>,
     /// By node, including unknown nodes, which may be added later.
     loads: HashMap<String, Load>,
-    /// The nodes of pods that are not bound and have a hold there.
-    assumed: HashMap<String, String>,
+    /// The seats of pods that have a hold on a node. They count until the pod is bound.
+    assumed: HashMap<String, Seat>,
     /// Pods on nodes that have required anti-affinity.
     repelling: BTreeSet<String>,
+}
+
+/// Where a pod with a hold will be bound.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seat {
+    pub(crate) node: String,
+    /// What its devices add to its requests: see [`crate::device_overhead`].
+    pub(crate) overhead: Requests,
 }
 
 /// The pods of a node, bound or assumed, and the sum of their requests.
@@ -102,13 +110,13 @@ impl Cluster {
     }
 
     /// Assumes an unbound pod on a node; `None` ends the assumption.
-    pub(crate) fn assume(&mut self, key: &str, node: Option<&str>) {
-        if self.assumed.get(key).map(String::as_str) == node {
+    pub(crate) fn assume(&mut self, key: &str, seat: Option<Seat>) {
+        if self.assumed.get(key) == seat.as_ref() {
             return;
         }
         self.uncount(key);
-        match node {
-            Some(node) => self.assumed.insert(key.to_owned(), node.to_owned()),
+        match seat {
+            Some(seat) => self.assumed.insert(key.to_owned(), seat),
             None => self.assumed.remove(key),
         };
         self.count(key);
@@ -116,15 +124,27 @@ impl Cluster {
 
     /// The node to which a pod is bound or on which it is assumed.
     fn node_of<'a>(&'a self, key: &str, pod: &'a Pod) -> Option<&'a str> {
-        let node = pod.node.as_ref().or_else(|| self.assumed.get(key));
+        let node = pod
+            .node
+            .as_ref()
+            .or_else(|| self.assumed.get(key).map(|seat| &seat.node));
         node.filter(|_| !pod.is_finished).map(String::as_str)
+    }
+
+    /// What a pod that is bound or assumed takes of its node.
+    pub(crate) fn taken_by(&self, key: &str, pod: &Pod) -> Requests {
+        let mut taken = pod.requests.clone();
+        if let Some(seat) = self.assumed.get(key).filter(|_| pod.node.is_none()) {
+            taken.add(&seat.overhead);
+        }
+        taken
     }
 
     fn count(&mut self, key: &str) {
         let Some((pod, node)) = self.placed_pod(key) else {
             return;
         };
-        let (requests, repels, node) = (pod.requests.clone(), !pod.anti_affinity.is_empty(), node.to_owned());
+        let (requests, repels, node) = (self.taken_by(key, pod), !pod.anti_affinity.is_empty(), node.to_owned());
         let load = self.loads.entry(node).or_default();
         load.used.add(&requests);
         load.pods.insert(key.to_owned());
@@ -138,7 +158,7 @@ impl Cluster {
         let Some((pod, node)) = self.placed_pod(key) else {
             return;
         };
-        let (requests, node) = (pod.requests.clone(), node.to_owned());
+        let (requests, node) = (self.taken_by(key, pod), node.to_owned());
         self.repelling.remove(key);
         if let Some(load) = self.loads.get_mut(&node) {
             load.used.subtract(&requests);
@@ -169,6 +189,12 @@ mod tests {
         }
     }
 
+    fn seat(overhead: &str) -> Option<Seat> {
+        let overhead = Requests([("cpu".to_owned(), overhead.parse().unwrap())].into_iter().collect());
+        let node = "n".to_owned();
+        Some(Seat { node, overhead })
+    }
+
     fn cpu(cluster: &Cluster, node: &str) -> String {
         cluster
             .load(node)
@@ -180,9 +206,9 @@ mod tests {
         let mut cluster = Cluster::default();
         cluster.set_pod(pod("a", None, "1"));
         assert!(cluster.load("n").is_none());
-        cluster.assume("ns/a", Some("n"));
+        cluster.assume("ns/a", seat("100m"));
         cluster.set_pod(pod("b", Some("n"), "500m"));
-        assert_eq!(cpu(&cluster, "n"), "1500m");
+        assert_eq!(cpu(&cluster, "n"), "1600m");
         assert!(!cluster.set_pod(pod("b", Some("n"), "500m")));
         cluster.set_pod(pod("a", Some("m"), "2"));
         assert_eq!((cpu(&cluster, "n"), cpu(&cluster, "m")), ("500m".into(), "2".into()));
@@ -219,7 +245,7 @@ mod tests {
     #[test]
     fn a_seat_may_come_before_its_pod() {
         let mut cluster = Cluster::default();
-        cluster.assume("ns/a", Some("n"));
+        cluster.assume("ns/a", seat("0"));
         cluster.set_pod(pod("a", None, "1"));
         assert_eq!(cpu(&cluster, "n"), "1");
     }

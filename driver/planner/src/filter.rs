@@ -7,7 +7,8 @@
 //!
 //! Each filter plugin of kube-scheduler has a file here. Bound pods count, and pods for which a hold keeps devices. Not
 //! modelled: preemption (a pod that would evict others waits), volumes, labels of namespaces (a `namespaceSelector`
-//! that is not empty counts as every namespace in anti-affinity and as none in affinity), images, and extenders. If
+//! that is not empty counts as every namespace in anti-affinity and as none in affinity), images, extenders, and devices
+//! that are themselves CPU or memory (`mapping` of `nodeAllocatableResources`). If
 //! this accepts a node that kube-scheduler refuses, the hold expires and the node is avoided. If it refuses a node that
 //! kube-scheduler would accept, the pod waits for another.
 
@@ -23,7 +24,7 @@ mod taints;
 use std::cell::OnceCell;
 
 use crate::cluster::Cluster;
-use crate::model::Pod;
+use crate::model::{Pod, Requests};
 use pods::Neighbours;
 pub use refusal::Refusal;
 use refusal::Work;
@@ -58,8 +59,8 @@ impl<'a> Filters<'a> {
         node::check(self.pod, node)?;
         affinity::check(self.pod, node)?;
         taints::check(self.pod, node)?;
+        resources::check(self.pod, &self.key, node, self.cluster)?;
         let load = self.cluster.load(name);
-        resources::check(self.pod, &self.key, node, load)?;
         if !self.pod.ports.is_empty() {
             self.work.add(load.map_or(0, |load| load.pods.len()));
         }
@@ -69,6 +70,12 @@ impl<'a> Filters<'a> {
         neighbours.check(node)?;
         let spreads = self.spreads.get_or_init(|| Spreads::new(cluster, pod, work));
         spreads.check(node)
+    }
+
+    /// Checks a node that [`Self::check`] accepted, for what the pod's devices would take of its resources.
+    pub(crate) fn check_taken(&self, name: &str, taken: &Requests) -> Result<(), Refusal> {
+        let node = self.cluster.node(name).ok_or(Refusal::Unknown)?;
+        resources::check_taken(self.pod, &self.key, node, self.cluster, taken)
     }
 }
 

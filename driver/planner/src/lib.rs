@@ -32,6 +32,7 @@ mod allocation;
 mod change;
 mod claims;
 mod cluster;
+mod device_overhead;
 mod device_ownership;
 mod device_taints;
 pub mod explain;

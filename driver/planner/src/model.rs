@@ -9,6 +9,7 @@ mod node;
 mod pod;
 mod requests;
 mod slice;
+mod taken;
 
 pub use claim::{Claim, Consumer, Unreadable};
 pub use container::{Extended, HostPort};

@@ -14,9 +14,10 @@ use vgpu_api::config::AllocationPolicy;
 use crate::allocation::{as_controller, as_scheduler, hold, node_of};
 use crate::claims::{Claims, Known};
 use crate::cluster::Cluster;
+use crate::device_overhead;
 use crate::device_ownership::{ClaimAllocator, DeviceOwnership};
 use crate::filter::{Filters, Refusal};
-use crate::model::{Consumer, Pod, PodClaim};
+use crate::model::{Consumer, Pod, PodClaim, Requests};
 use crate::names::DRIVER;
 use crate::node_penalty::NodePenalties;
 use crate::policy;
@@ -101,8 +102,8 @@ struct Sorted<'a> {
     ours: Vec<&'a Known>,
     /// Unallocated claims that kube-scheduler will allocate.
     others: Vec<&'a Known>,
-    /// Allocated claims, with the node selector that limits where their pods can run.
-    pinned: Vec<(String, Option<&'a NodeSelector>)>,
+    /// Allocated claims by name, with the allocation, whose node selector limits where their pods can run.
+    pinned: Vec<(String, &'a Allocation)>,
     /// The node of an allocated claim that is held for another pod, with which this pod shares it.
     shared: Option<&'a str>,
 }
@@ -130,7 +131,7 @@ impl<'a> Placing<'a, '_> {
         Ok(self.placed(&sorted, placement, policy, pod))
     }
 
-    /// Searches a node that the filters accept and on which the claims fit.
+    /// Searches a node that the filters accept and on which the claims fit, with what their devices take of the node.
     fn search(
         &mut self,
         sorted: &Sorted<'_>,
@@ -139,30 +140,28 @@ impl<'a> Placing<'a, '_> {
         filters: &Filters<'_>,
         pod: &Pod,
     ) -> Result<Placement, Waits> {
-        let (cluster, without) = (self.cluster, self.without);
-        let check = |node: &str| check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
         let (penalties, now) = (self.penalties, self.now);
-        let mut refused: BTreeMap<Refusal, usize> = BTreeMap::new();
+        let mut checks = Checks {
+            sorted,
+            filters,
+            pod,
+            done: BTreeMap::new(),
+        };
         let mut any_avoided = false;
         let mut first_choice = |node: &str| {
             let is_avoided = penalties.is_avoided(&pod.uid, node, now);
             any_avoided |= is_avoided;
-            if is_avoided || without.contains(node) {
-                return false;
-            }
-            let refusal = check(node).err();
-            let is_accepted = refusal.is_none();
-            refusal
-                .into_iter()
-                .for_each(|refusal| *refused.entry(refusal).or_default() += 1);
-            is_accepted
+            !is_avoided
         };
-        let mut placement = self.allocate_within(asked, policy, &mut first_choice)?;
+        let mut placement = self.allocate_checked(asked, policy, &mut first_choice, &mut checks)?;
         if placement.is_none() && any_avoided {
             // A node where the pod was not bound before is better than none: its hold gives way to pods that never lost
             // one.
-            let mut any = |node: &str| check(node).is_ok() && !without.contains(node);
-            placement = self.allocate_within(asked, policy, &mut any)?;
+            placement = self.allocate_checked(asked, policy, &mut |_| true, &mut checks)?;
+        }
+        let mut refused: BTreeMap<Refusal, usize> = BTreeMap::new();
+        for refusal in checks.done.into_values().flatten() {
+            *refused.entry(refusal).or_default() += 1;
         }
         placement.ok_or_else(|| {
             let unmatched = self.index.unmatched(asked, self.budget, self.cache);
@@ -172,6 +171,29 @@ impl<'a> Placing<'a, '_> {
             });
             verdict.unwrap_or(Verdict::NoFit(refused)).into()
         })
+    }
+
+    /// Allocates on a node that `accepts` and the checks let through. As in kube-scheduler, a node whose resources do not
+    /// suffice for the devices that were chosen there is not tried with other devices.
+    fn allocate_checked(
+        &mut self,
+        asked: &[&ResourceClaim],
+        policy: AllocationPolicy,
+        accepts: &mut dyn FnMut(&str) -> bool,
+        checks: &mut Checks<'_, '_, '_>,
+    ) -> Result<Option<Placement>, Waits> {
+        let (cluster, without) = (self.cluster, self.without);
+        loop {
+            let mut accepted = |node: &str| accepts(node) && !without.contains(node) && checks.accept(node, cluster);
+            let Some(placement) = self.allocate_within(asked, policy, &mut accepted)? else {
+                return Ok(None);
+            };
+            let taken = checks.taken(asked, &placement, self.index);
+            match checks.filters.check_taken(&placement.node, &taken) {
+                Ok(()) => return Ok(Some(placement)),
+                Err(refusal) => drop(checks.done.insert(placement.node, Some(refusal))),
+            }
+        }
     }
 
     fn allocate_within(
@@ -247,7 +269,7 @@ impl<'a> Placing<'a, '_> {
                 if !for_it && sorted.shared.is_none() {
                     sorted.shared = node_of(allocation);
                 }
-                sorted.pinned.push((claim(), allocation.node_selector.as_deref()));
+                sorted.pinned.push((claim(), allocation));
                 continue;
             }
             match kind {
@@ -272,6 +294,35 @@ impl<'a> Placing<'a, '_> {
     }
 }
 
+/// The checks of a pod on each node, made once: a search may ask again.
+struct Checks<'q, 'f, 'a> {
+    sorted: &'q Sorted<'a>,
+    filters: &'q Filters<'f>,
+    pod: &'q Pod,
+    done: BTreeMap<String, Option<Refusal>>,
+}
+
+impl Checks<'_, '_, '_> {
+    fn accept(&mut self, node: &str, cluster: &Cluster) -> bool {
+        if let Some(refusal) = self.done.get(node) {
+            return refusal.is_none();
+        }
+        let checked = check_pins(&self.sorted.pinned, cluster, node).and_then(|()| self.filters.check(node));
+        let is_accepted = checked.is_ok();
+        self.done.insert(node.to_owned(), checked.err());
+        is_accepted
+    }
+
+    /// What the devices of all claims of the pod would take of the node.
+    fn taken(&self, asked: &[&ResourceClaim], placement: &Placement, index: &Index) -> Requests {
+        let pinned = self.sorted.pinned.iter();
+        let pinned = pinned.map(|(name, allocation)| (self.pod.claim_key(name), *allocation));
+        let found = asked.iter().zip(&placement.allocations);
+        let found = found.map(|(claim, allocation)| (claim.key(), allocation));
+        device_overhead::of(self.pod, &pinned.chain(found).collect(), index)
+    }
+}
+
 /// The pod has no claim to allocate, but an allocated claim may tie it to a node that refuses it.
 fn nothing_to_place(shared: Option<&str>, filters: &Filters<'_>) -> Waits {
     let refused = shared.and_then(|node| Some((node, filters.check(node).err()?)));
@@ -288,11 +339,12 @@ fn waits_for(error: &AllocateError, asked: &[&ResourceClaim]) -> Waits {
     })
 }
 
-fn check_pins(pinned: &[(String, Option<&NodeSelector>)], cluster: &Cluster, node: &str) -> Result<(), Refusal> {
+fn check_pins(pinned: &[(String, &Allocation)], cluster: &Cluster, node: &str) -> Result<(), Refusal> {
     let node = cluster.node(node).ok_or(Refusal::Unknown)?;
-    let elsewhere = pinned.iter().find(|(_, selector)| {
-        let matches = |selector: &&NodeSelector| node_selector::matches(selector, &node.facts).unwrap_or(false);
-        !selector.as_ref().is_none_or(matches)
+    let elsewhere = pinned.iter().find(|(_, allocation)| {
+        let selector = allocation.node_selector.as_deref();
+        let matches = |selector: &NodeSelector| node_selector::matches(selector, &node.facts).unwrap_or(false);
+        !selector.is_none_or(matches)
     });
     match elsewhere {
         Some((claim, _)) => Err(Refusal::Claim(claim.clone())),

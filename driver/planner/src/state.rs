@@ -10,7 +10,7 @@
 //! In controller mode a [`Planner`](crate::Planner) owns the state and decides by it. In scheduler mode the state only
 //! answers why pods are Pending, so it keeps no more than that needs (see [`Mode`]).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use vgpu_allocator::model::{
@@ -21,7 +21,8 @@ use vgpu_allocator::{AllocateError, Answer, Features, Free, Index, SelectorCache
 use crate::allocation::{as_scheduler, asks, node_of};
 use crate::change::{Change, Last, Read, Seen};
 use crate::claims::Claims;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Seat};
+use crate::device_overhead;
 use crate::device_ownership::{DeviceOwnership, Published, Sighting, Unallocatable};
 use crate::model::{Claim, Node, Pod, Slice, Version};
 use crate::names::DRIVER;
@@ -327,17 +328,23 @@ impl State {
 
     /// Assumes a pod on the node for which one of its claims is held or reserved.
     fn assume_node(&mut self, pod: &str) {
-        let node = self.cluster.pod(pod).and_then(|pod| {
-            pod.claim_keys().find_map(|key| {
-                let known = self.claims.get(&key)?;
-                let is_held = known.hold().is_some_and(|hold| hold.name == pod.name);
-                let is_reserved = known.claim.reserved_for.iter().any(|entry| entry.uid == pod.uid);
-                (is_held || is_reserved).then_some(())?;
-                let allocation: &Allocation = known.allocation()?;
-                node_of(allocation).map(str::to_owned)
-            })
-        });
-        self.cluster.assume(pod, node.as_deref());
+        let seat = self.cluster.pod(pod).and_then(|pod| self.seat(pod));
+        self.cluster.assume(pod, seat);
+    }
+
+    fn seat(&self, pod: &Pod) -> Option<Seat> {
+        let node = pod.claim_keys().find_map(|key| {
+            let known = self.claims.get(&key)?;
+            let is_held = known.hold().is_some_and(|hold| hold.name == pod.name);
+            let is_reserved = known.claim.reserved_for.iter().any(|entry| entry.uid == pod.uid);
+            (is_held || is_reserved).then_some(())?;
+            let allocation: &Allocation = known.allocation()?;
+            node_of(allocation).map(str::to_owned)
+        })?;
+        let allocation = |key: String| Some((key.clone(), &**self.claims.get(&key)?.allocation()?));
+        let allocations: BTreeMap<String, &Allocation> = pod.claim_keys().filter_map(allocation).collect();
+        let overhead = pod.added_by(&device_overhead::of(pod, &allocations, &self.index));
+        Some(Seat { node, overhead })
     }
 
     fn set_pod(&mut self, pod: Pod, news: &mut News) {

@@ -6,6 +6,8 @@ mod bad_input;
 mod costly;
 #[path = "scenarios/desk.rs"]
 mod desk;
+#[path = "scenarios/device_overhead.rs"]
+mod device_overhead;
 #[path = "scenarios/gangs.rs"]
 mod gangs;
 #[path = "scenarios/trouble.rs"]

@@ -12,6 +12,8 @@ use std::{
 use tempfile::TempDir;
 
 const OURS: &str = "/dev/vgpu/.lib/libvgpu-preload.so";
+/// Below a root.
+const LOADER: &str = vgpu_abi::arch!(loader).split_at(1).1;
 const HOOK: &str = env!("CARGO_BIN_EXE_vgpu-cdi-hook");
 /// The mounts that the runtime creates by the CDI spec.
 const MOUNTS: &str = "mkdir -p dev; mount -t tmpfs tmpfs dev; mkdir dev/vgpu; mount -t tmpfs -o mode=0755 vgpu dev/vgpu; \
@@ -33,10 +35,7 @@ impl Bundle {
     /// A container of an image with glibc, and with a list.
     fn new(list: Option<&str>) -> Self {
         let bundle = Self::empty();
-        bundle.put(
-            "lib64/ld-linux-x86-64.so.2",
-            "\x7fELF ... /etc/ld.so.cache /etc/ld.so.preload ...",
-        );
+        bundle.put(LOADER, "\x7fELF ... /etc/ld.so.cache /etc/ld.so.preload ...");
         bundle.put("etc/passwd", "");
         if let Some(list) = list {
             bundle.put("etc/ld.so.preload", list);
@@ -369,8 +368,8 @@ fn an_image_without_glibc_gets_the_list_and_is_reported() {
     let scratch = Bundle::empty();
     let musl = Bundle::empty();
     musl.put("lib/ld-musl-x86_64.so.1", "musl libc (x86_64) LD_PRELOAD");
-    fs::create_dir(musl.at("lib64")).expect("a folder");
-    symlink("/lib/ld-musl-x86_64.so.1", musl.at("lib64/ld-linux-x86-64.so.2")).expect("link");
+    fs::create_dir_all(musl.at(LOADER).parent().expect("a folder")).expect("a folder");
+    symlink("/lib/ld-musl-x86_64.so.1", musl.at(LOADER)).expect("link");
     let looped = Bundle::empty();
     symlink("/lib64", looped.at("lib64")).expect("link");
     for bundle in [scratch, musl, looped] {
@@ -587,9 +586,9 @@ fn volumes_over_the_list_are_counted() {
 /// The hook recognises the machine's own loader as one that reads the list.
 #[test]
 fn the_machines_own_glibc_is_seen() {
-    let loader = Path::new("/lib64/ld-linux-x86-64.so.2");
+    let loader = Path::new("/").join(LOADER);
     let bundle = Bundle::new(None);
-    fs::copy(loader, bundle.at("lib64/ld-linux-x86-64.so.2")).expect("a machine with glibc");
+    fs::copy(loader, bundle.at(LOADER)).expect("a machine with glibc");
     let Some(ran) = bundle.run("the_machines_own_glibc_is_seen", MOUNTS, LIST) else {
         return;
     };

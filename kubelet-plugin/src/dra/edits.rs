@@ -560,9 +560,12 @@ mod tests {
                 ("/dev/vgpu", "vgpu"),
                 ("/dev/vgpu/.driver/libcuda.so.1", "/opt/soft/libcuda.so.1"),
                 ("/dev/vgpu/.driver/libnvidia-ml.so.1", "/opt/soft/libnvidia-ml.so.1"),
-                ("/usr/lib/x86_64-linux-gnu/libcuda.so", shim),
-                ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", shim),
-                ("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", shim),
+                (concat!("/usr/lib/", vgpu_abi::arch!(triplet), "/libcuda.so"), shim),
+                (concat!("/usr/lib/", vgpu_abi::arch!(triplet), "/libcuda.so.1"), shim),
+                (
+                    concat!("/usr/lib/", vgpu_abi::arch!(triplet), "/libnvidia-ml.so.1"),
+                    shim
+                ),
                 ("/usr/lib64/libcuda.so", shim),
                 ("/usr/lib64/libcuda.so.1", shim),
                 ("/usr/lib64/libnvidia-ml.so.1", shim),
@@ -651,7 +654,11 @@ mod tests {
             [("/dev/nvidia3".into(), 0o666)]
         );
         let common = targets(&spec.container_edits);
-        for folder in ["/dev/vgpu/.driver", "/usr/lib64", "/usr/lib/x86_64-linux-gnu"] {
+        for folder in [
+            "/dev/vgpu/.driver",
+            "/usr/lib64",
+            concat!("/usr/lib/", vgpu_abi::arch!(triplet)),
+        ] {
             let jit = format!("{folder}/libnvidia-ptxjitcompiler.so.1");
             assert!(common.contains(&(&jit, "/usr/lib/jit.so")), "{jit}");
         }
@@ -683,7 +690,7 @@ mod tests {
             (
                 parts::GRAPHICS,
                 vec![
-                    "/usr/lib/x86_64-linux-gnu/gbm/nvidia-drm_gbm.so",
+                    concat!("/usr/lib/", vgpu_abi::arch!(triplet), "/gbm/nvidia-drm_gbm.so"),
                     "/etc/vulkan/icd",
                     "/usr/lib/nvidia/drv",
                 ],
@@ -695,7 +702,7 @@ mod tests {
                 "/usr/bin/nvidia-smi",
                 "/run/nvidia-persistenced/socket",
                 video_library,
-                "/usr/lib/x86_64-linux-gnu/gbm/nvidia-drm_gbm.so",
+                concat!("/usr/lib/", vgpu_abi::arch!(triplet), "/gbm/nvidia-drm_gbm.so"),
                 "/etc/vulkan/icd",
                 "/usr/lib/nvidia/drv",
             ] {

@@ -5,10 +5,11 @@ use crate::publish::inventory::tests::{gpu, instance};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, SystemTime};
+use vgpu_abi::arch;
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 use vgpu_api::config::Capability;
 
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const LIBRARIES: &str = concat!("usr/lib/", arch!(triplet));
 
 fn file(root: &Path, path: &str) {
     let path = root.join(path);
@@ -75,26 +76,30 @@ fn file_of(driver: &Driver, library: &str) -> Option<PathBuf> {
 fn links_are_followed_inside_the_root() {
     let dir = tempfile::tempdir().expect("a folder");
     let here = dir.path();
-    file(here, "usr/lib/x86_64-linux-gnu/nvidia/libcuda.so.535");
-    file(here, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535");
+    file(here, concat!("usr/lib/", arch!(triplet), "/nvidia/libcuda.so.535"));
+    file(here, concat!("usr/lib/", arch!(triplet), "/libnvidia-ml.so.535"));
     link(
         here,
-        "/usr/lib/x86_64-linux-gnu/nvidia/libcuda.so.535",
-        "usr/lib/x86_64-linux-gnu/libcuda.so.1",
+        concat!("/usr/lib/", arch!(triplet), "/nvidia/libcuda.so.535"),
+        concat!("usr/lib/", arch!(triplet), "/libcuda.so.1"),
     );
     link(
         here,
-        "../x86_64-linux-gnu/libnvidia-ml.so.535",
-        "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+        concat!("../", arch!(triplet), "/libnvidia-ml.so.535"),
+        concat!("usr/lib/", arch!(triplet), "/libnvidia-ml.so.1"),
     );
     let driver = root(here, true).read().expect("a driver");
     assert_eq!(
         driver.files.libcuda,
-        Path::new("/opt/driver/usr/lib/x86_64-linux-gnu/nvidia/libcuda.so.535")
+        Path::new(concat!(
+            "/opt/driver/usr/lib/",
+            arch!(triplet),
+            "/nvidia/libcuda.so.535"
+        ))
     );
     assert_eq!(
         driver.files.libnvidia_ml,
-        Path::new("/opt/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535")
+        Path::new(concat!("/opt/driver/usr/lib/", arch!(triplet), "/libnvidia-ml.so.535"))
     );
     assert!(driver.common_nodes.is_empty(), "a software GPU has no device nodes");
 }

@@ -12,7 +12,7 @@ use vgpu_cache::apt::{self, Release, With};
 use vgpu_kubelet_plugin::dra::share::{Role, Share};
 use vgpu_skip::skip;
 
-pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+pub(crate) const LIBRARIES: &str = concat!("usr/lib/", vgpu_abi::arch!(triplet));
 
 /// The packages of bookworm's driver, without the large ones of OptiX and firmware.
 pub(crate) const BOOKWORM: &str = "libcuda1 libcudadebugger1 libegl-nvidia0 libgles-nvidia1 libgles-nvidia2 libglx-nvidia0 libnvcuvid1 \

@@ -46,34 +46,86 @@ macro_rules! arch {
 
 #[cfg(test)]
 mod tests {
-    /// Other languages have their own table. Each has a row of this architecture with the same names.
+    use std::collections::BTreeMap;
+
+    type Row = BTreeMap<&'static str, &'static str>;
+
+    /// The rows of this file, by architecture: only one of them is compiled.
+    fn rows() -> BTreeMap<&'static str, Row> {
+        let tables = include_str!("arch.rs").split("#[cfg(target_arch = \"").skip(1);
+        let name = |line: &'static str| {
+            line.trim()
+                .strip_prefix('(')?
+                .strip_suffix(" };")?
+                .split_once(") => { ")
+        };
+        tables
+            .map(|text| {
+                let (architecture, text) = text.split_once('"').expect("an architecture");
+                let table = text.split_once("\n}").expect("a table").0;
+                let row = table.lines().filter_map(name);
+                (
+                    architecture,
+                    row.map(|(name, value)| (name, value.trim_matches('"'))).collect(),
+                )
+            })
+            .collect()
+    }
+
+    /// From the ABIs' documents, glibc's cache and Kubernetes.
+    #[test]
+    fn each_architecture_has_its_names_and_numbers() {
+        let names = [
+            "uname",
+            "oci",
+            "triplet",
+            "loader",
+            "loader_file",
+            "cache_flags",
+            "relocation_word",
+            "relocation_got",
+            "relocation_plt",
+        ];
+        let row = |values: [&'static str; 9]| -> Row { names.into_iter().zip(values).collect() };
+        let (x86, arm) = ("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1");
+        let rows = rows();
+        assert_eq!(rows.len(), 2);
+        // R_X86_64_64, GLOB_DAT and JUMP_SLOT; R_AARCH64_ABS64, GLOB_DAT and JUMP_SLOT.
+        #[rustfmt::skip]
+        let expected = [
+            ("x86_64", row(["x86_64", "amd64", "x86_64-linux-gnu", "/lib64/ld-linux-x86-64.so.2", x86, "0x0303", "1", "6", "7"])),
+            ("aarch64", row(["aarch64", "arm64", "aarch64-linux-gnu", "/lib/ld-linux-aarch64.so.1", arm, "0x0a03", "257", "1025", "1026"])),
+        ];
+        for (architecture, expected) in expected {
+            assert_eq!(rows[architecture], expected);
+        }
+        let own = &rows[std::env::consts::ARCH];
+        assert_eq!(
+            (own["uname"], own["loader"]),
+            (arch!(uname), arch!(loader)),
+            "this one is compiled"
+        );
+    }
+
+    /// Other languages have their own table. Each has a row of each architecture with the same names.
     #[test]
     fn the_tables_of_scripts_and_of_the_checks_have_the_same_names() {
-        let flags = format!("{:#06X}", arch!(cache_flags)).replace("0X", "0x");
-        let scripts = (
-            include_str!("../../../build/arch.sh"),
-            vec![arch!(oci), arch!(uname), arch!(loader_file)],
-        );
-        let checks = (
-            include_str!("../../../gpu-check/vgpu_check/arch.py"),
-            vec![arch!(uname), arch!(triplet), arch!(loader_file), &flags],
-        );
-        for (table, names) in [scripts, checks] {
-            let words = |line: &str| -> Vec<String> {
-                let between = |char: char| char.is_whitespace() || "\",():".contains(char);
-                line.split(between)
-                    .filter(|word| !word.is_empty())
-                    .map(str::to_owned)
-                    .collect()
-            };
-            assert!(
-                table.lines().any(|line| {
-                    let words = words(line);
-                    names.iter().all(|name| words.iter().any(|word| word == name))
-                }),
-                "no row with {names:?}"
-            );
+        let scripts = include_str!("../../../build/arch.sh");
+        let checks = include_str!("../../../gpu-check/vgpu_check/arch.py");
+        for row in rows().values() {
+            let flags = row["cache_flags"].to_uppercase().replace("0X", "0x");
+            for (table, names) in [
+                (scripts, vec![row["oci"], row["uname"], row["loader_file"]]),
+                (checks, vec![row["uname"], row["triplet"], row["loader_file"], &flags]),
+            ] {
+                let is_there = |line: &str| {
+                    let words: Vec<&str> = line
+                        .split(|char: char| char.is_whitespace() || "\",():".contains(char))
+                        .collect();
+                    names.iter().all(|name| words.contains(name))
+                };
+                assert!(table.lines().any(is_there), "no row with {names:?}");
+            }
         }
-        assert!(arch!(loader).ends_with(concat!("/", arch!(loader_file))));
     }
 }

@@ -58,6 +58,19 @@ pub fn write_note(sources: &[&str]) {
     fs::write(&target, code).unwrap_or_else(|error| panic!("{}: {error}", target.display()));
 }
 
+/// Links the library for all sizes of pages that its architecture may have, from its build script: on arm64 the kernel's
+/// builder chooses 4 to 64 KiB. The linker's default ends RELRO at a page of 4 KiB, and the loader protects whole pages.
+///
+/// # Panics
+/// Not in a build script.
+pub fn link_for_all_pages() {
+    if env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it") == "aarch64" {
+        for size in ["common-page-size", "max-page-size"] {
+            println!("cargo:rustc-cdylib-link-arg=-Wl,-z,{size}=65536");
+        }
+    }
+}
+
 /// Ends the test if `library` is older than its sources. A process checks each library once.
 ///
 /// # Panics

@@ -29,11 +29,14 @@ pub fn build<S: AsRef<OsStr>>(from: &str, output: &Path, arguments: impl IntoIte
 /// # Panics
 /// It does not compile.
 pub fn build_musl(from: &str, output: &Path, root: &Path) {
-    let library = |name: &str| root.join("usr/lib/x86_64-linux-musl").join(name);
-    let libc = root.join("lib/x86_64-linux-musl/libc.so");
+    let library = |name: &str| {
+        root.join(concat!("usr/lib/", vgpu_abi::arch!(uname), "-linux-musl"))
+            .join(name)
+    };
+    let libc = root.join(concat!("lib/", vgpu_abi::arch!(uname), "-linux-musl/libc.so"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-nostdinc", "-nostdlib", "-fPIE", "-pie", "-isystem"])
-        .arg(root.join("usr/include/x86_64-linux-musl"))
+        .arg(root.join(concat!("usr/include/", vgpu_abi::arch!(uname), "-linux-musl")))
         .arg(source(from))
         .args([library("Scrt1.o"), library("crti.o"), libc.clone(), library("crtn.o")])
         .arg(format!("-Wl,--dynamic-linker={}", libc.display()))
@@ -56,7 +59,13 @@ pub fn build_old<S: AsRef<OsStr>>(
 ) -> Result<(), String> {
     let zig = zig().ok_or("no zig in the cache: run `make dist`")?;
     let mut cc = Command::new(zig);
-    cc.args(["cc", "-target", "x86_64-linux-gnu.2.17", "-O1", "-pthread"]);
+    cc.args([
+        "cc",
+        "-target",
+        concat!(vgpu_abi::arch!(triplet), ".2.17"),
+        "-O1",
+        "-pthread",
+    ]);
     cc.arg(source(from)).arg("-o").arg(output).args(arguments).arg("-ldl");
     run(&mut cc).unwrap_or_else(|error| panic!("{error}"));
     Ok(())

@@ -36,7 +36,13 @@ fn place(stage: &Path, visible: &[&Path]) -> Place {
 
 /// Folders of libraries that a package's installation script would link into the loader's own folders. These scripts
 /// were not run.
-const ALTERNATIVES: &str = "/usr/lib/x86_64-linux-gnu/blas:/usr/lib/x86_64-linux-gnu/lapack";
+const ALTERNATIVES: &str = concat!(
+    "/usr/lib/",
+    vgpu_abi::arch!(triplet),
+    "/blas:/usr/lib/",
+    vgpu_abi::arch!(triplet),
+    "/lapack"
+);
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(name)
@@ -182,7 +188,7 @@ fn pycuda() {
     let visible = [stage.path(), &own, script.parent().expect("a folder")];
     let place = Place::container(share, &image, &visible).unwrap_or_else(|error| panic!("{error}"));
     let modules = own.join("python3/dist-packages").display().to_string();
-    let libraries = format!("{}/x86_64-linux-gnu:{ALTERNATIVES}", own.display());
+    let libraries = format!("{}/{}:{ALTERNATIVES}", own.display(), vgpu_abi::arch!(triplet));
     let mut command = place.command(
         Path::new("/usr/bin/python3"),
         &[

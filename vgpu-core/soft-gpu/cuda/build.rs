@@ -42,6 +42,7 @@ fn main() {
     };
     println!("cargo:rerun-if-changed=src");
     println!("cargo:rerun-if-changed=../exports.rs");
+    vgpu_built_from::link_for_all_pages();
     vgpu_built_from::write_note(&[
         "vgpu-core/soft-gpu/exports.rs",
         "vgpu-core/shim/names",

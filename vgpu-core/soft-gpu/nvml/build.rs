@@ -13,6 +13,7 @@ fn main() {
     println!("cargo:rerun-if-changed={}", list.display());
     println!("cargo:rerun-if-changed=../exports.rs");
     println!("cargo:rerun-if-changed=src");
+    vgpu_built_from::link_for_all_pages();
     vgpu_built_from::write_note(&[
         "vgpu-core/soft-gpu/exports.rs",
         "vgpu-core/shim/names",

@@ -101,6 +101,8 @@ impl Total {
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     pub fn exchange(&self, old: Pair, new: Pair) -> Result<(), Pair> {
         let (low, high): (u64, u64);
+        // Exclusive load and store, which every arm64 has, rather than CASP of ARMv8.1: that would need a look at the
+        // processor's features at each call. They cost a repetition if another core writes in between.
         // The two halves of an exclusive load may be of different moments, and belong together only if the exclusive store
         // succeeds: so a pair that differs from `old` is stored back. Without `nomem` the compiler moves no access across
         // it; acquire, release and the barrier make it a full barrier.

@@ -26,7 +26,8 @@ struct Link {
 }
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
-const PAGE_SIZE: usize = 4096;
+/// Of the mapping: the kernel rounds it up to whole pages.
+const PAGE_SIZE: usize = size_of::<Page>();
 const FORK_WAIT: Duration = Duration::from_millis(200);
 
 /// The page that is zeroed in a fork child.

@@ -49,6 +49,15 @@ fn read_clock(clock: libc::clockid_t, ticks_per_s: u64) -> u64 {
         .wrapping_add(now.tv_nsec as u64 / (NS_PER_S / ticks_per_s))
 }
 
+/// Returns the size of a page: on arm64 the kernel's builder chooses it.
+#[must_use]
+#[allow(unsafe_code)] // One call of libc.
+pub fn page_size() -> usize {
+    // SAFETY: takes a number.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
 /// Returns the calling thread's ID, as gettid(2) does.
 #[must_use]
 #[allow(unsafe_code)] // One system call.

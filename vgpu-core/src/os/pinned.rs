@@ -15,31 +15,37 @@
 //! meanwhile, with the same effect. If the range is refused (a seccomp filter, mmap_min_addr), a lock may have any
 //! address: a dead process's bytes may then be released microseconds before its driver releases the memory. The same
 //! happens to a lane's or a reaper's lock if its part of the range is full, which takes some thirty shares in one
-//! process. With pages of 64 KiB the range is 32 MiB long, and a program that is linked to a fixed address occupies part
-//! of it. A program may want any number of holds on exported objects: they have their own part of the range, and a
+//! process. With pages of 64 KiB the locks of lanes and reapers have 48 places, for some twelve shares, because a program
+//! that is linked to a fixed address comes after them; holds have a range of their own, above the heap of such a program
+//! unless that grows to gigabytes. A program may want any number of holds on exported objects: they have their own part of the range, and a
 //! hold that finds it full is refused, because its memory can be charged twice instead.
 #![allow(unsafe_code)] // mmap, madvise and munmap of mappings of our own.
 
-use super::{file, fork};
+use super::{file, fork, page_size};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// First address of the range for locks: above every usual mmap_min_addr and, with pages of 4 KiB, below programs that are
-/// linked to fixed addresses.
+/// First address of the range for locks: above every usual mmap_min_addr.
 const LOW: usize = 0x10_0000;
+/// Where programs begin that are linked to fixed addresses, and after them their heap.
+const PROGRAMS: usize = 0x40_0000;
+/// First address of the range for shared locks, if pages are too large for all of them below [`PROGRAMS`]: below the
+/// addresses that drivers are seen to use.
+const HIGH: usize = 0xe000_0000;
 /// Maximum number of shared locks in one process.
 pub const MOST_SHARED: usize = 400;
 /// Pages for exclusive locks, a few per share, and after them pages for shared locks.
-static OWN: Places = Places::new(0, 112);
-static SHARED: Places = Places::new(112, MOST_SHARED);
+const MOST_OWN: usize = 112;
+static OWN: Places = Places::new(own);
+static SHARED: Places = Places::new(shared);
 
 /// A part of the range for locks.
 #[derive(Debug)]
 struct Places {
-    first: usize,
-    count: usize,
+    /// The first address and the number of places, by the size of a page.
+    range: fn(usize) -> (usize, usize),
     /// The page that the next lock tries first.
     next: AtomicUsize,
 }
@@ -126,10 +132,9 @@ impl Mapping {
 }
 
 impl Places {
-    const fn new(first: usize, count: usize) -> Self {
+    const fn new(range: fn(usize) -> (usize, usize)) -> Self {
         Self {
-            first,
-            count,
+            range,
             next: AtomicUsize::new(0),
         }
     }
@@ -137,9 +142,9 @@ impl Places {
     /// Maps a page in this range, only to keep the file open. Returns None if the range is full.
     fn map(&self, file: &OwnedFd) -> io::Result<Option<Mapping>> {
         let page = page_size();
-        for _ in 0..self.count {
-            let place = self.first + self.next.fetch_add(1, Ordering::Relaxed) % self.count;
-            let at = LOW + place * page;
+        let (first, count) = (self.range)(page);
+        for _ in 0..count {
+            let at = first + self.next.fetch_add(1, Ordering::Relaxed) % count * page;
             match Mapping::place(file, 0, page, libc::PROT_NONE, Some(at)) {
                 // A kernel before 4.17 treats the address as a hint.
                 Ok(mapping) if mapping.at.as_ptr().addr() == at => return Ok(Some(mapping)),
@@ -153,11 +158,17 @@ impl Places {
     }
 }
 
-/// Returns the size of a page: on arm64 the kernel's builder chooses it.
-fn page_size() -> usize {
-    // SAFETY: takes a number.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
+/// Exclusive locks are below programs that are linked to fixed addresses, as many as fit.
+const fn own(page: usize) -> (usize, usize) {
+    let fit = (PROGRAMS - LOW) / page;
+    (LOW, if fit < MOST_OWN { fit } else { MOST_OWN })
+}
+
+/// Shared locks are there too if all fit.
+const fn shared(page: usize) -> (usize, usize) {
+    let after_own = LOW + MOST_OWN * page;
+    let fit = after_own + MOST_SHARED * page <= PROGRAMS;
+    (if fit { after_own } else { HIGH }, MOST_SHARED)
 }
 
 impl Drop for Mapping {
@@ -210,5 +221,28 @@ impl PinnedLock {
             true => Ok(Some(Self { _mapping: mapping })),
             false => Err(file::no_effect()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_lock_is_where_a_program_with_a_fixed_address_begins() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            for (first, count) in [own(page), shared(page)] {
+                let end = first + count * page;
+                assert!(
+                    end <= PROGRAMS || (first == HIGH && end < 1 << 32),
+                    "{first:#x} to {end:#x}"
+                );
+                assert!(first >= LOW && first % page == 0 && count >= 48, "{first:#x}: {count}");
+            }
+            let (own, shared) = (own(page), shared(page));
+            assert!(own.0 + own.1 * page <= shared.0, "{page}: they do not overlap");
+            assert_eq!(shared.1, MOST_SHARED);
+        }
+        assert_eq!((own(4096), shared(4096)), ((LOW, 112), (LOW + 112 * 4096, 400)));
     }
 }

@@ -97,10 +97,10 @@ mod tests {
         create_dir_all(path("usr/lib64")).unwrap();
         write(path("usr/lib64/libcuda.so.1"), "the image's own").unwrap();
         missing("library not loaded: libcuda.so.1");
-        create_dir_all(path("usr/lib/x86_64-linux-gnu")).unwrap();
+        create_dir_all(path(concat!("usr/lib/", vgpu_abi::arch!(triplet)))).unwrap();
         hard_link(
             path("dev/vgpu/.lib/libcuda.so.1"),
-            path("usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+            path(concat!("usr/lib/", vgpu_abi::arch!(triplet), "/libcuda.so.1")),
         )
         .unwrap();
         let said = look(root.path()).unwrap();

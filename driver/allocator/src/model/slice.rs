@@ -63,6 +63,27 @@ pub struct Device {
     pub binding_failure_conditions: Vec<String>,
     #[serde(deserialize_with = "or_default")]
     pub allow_multiple_allocations: bool,
+    /// By the name of the node's resource.
+    #[serde(deserialize_with = "shared_option")]
+    pub node_allocatable_resources: Option<Arc<LiteMap<String, NodeAllocatableResource>>>,
+}
+
+/// What a device takes of a resource of its node. Kubernetes also knows a `mapping`, for devices that are themselves
+/// CPU or memory; the field is not read.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeAllocatableResource {
+    #[serde(deserialize_with = "or_default")]
+    pub overhead: NodeAllocatableOverhead,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeAllocatableOverhead {
+    #[serde(deserialize_with = "or_default")]
+    pub per_pod: Quantity,
+    #[serde(deserialize_with = "or_default")]
+    pub per_container: Quantity,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

@@ -13,6 +13,10 @@ pub enum Refusal {
     Affinity,
     Taint(String),
     Resource(String),
+    /// The pod's requests alone would fit: see [`crate::device_overhead`].
+    DeviceOverhead(String),
+    /// The pod's request at pod level has no room for what its devices take of the node.
+    PodLevel(String),
     Port(u16),
     /// Required affinity to pods, by its topology key.
     PodAffinity(String),
@@ -31,6 +35,15 @@ impl fmt::Display for Refusal {
             Self::Affinity => f.write_str("node selector or affinity does not match"),
             Self::Taint(key) => write!(f, "taint {key} is not tolerated"),
             Self::Resource(name) => write!(f, "not enough {name}"),
+            Self::DeviceOverhead(name) => write!(
+                f,
+                "not enough {name} for the pod and what its devices take (nodeAllocatableResources of the ResourceSlice)"
+            ),
+            Self::PodLevel(name) => write!(
+                f,
+                "with too little {name} in spec.resources.requests of the pod for its containers and what its devices take \
+                 (nodeAllocatableResources of the ResourceSlice)"
+            ),
             Self::Port(port) => write!(f, "host port {port} is taken"),
             Self::PodAffinity(key) => write!(f, "affinity to pods by {key} does not match"),
             Self::PodAntiAffinity(key) => write!(f, "anti-affinity to pods by {key}"),

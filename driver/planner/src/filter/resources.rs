@@ -3,12 +3,13 @@
 use vgpu_quantity::{Format, Quantity};
 
 use super::refusal::Refusal;
-use crate::cluster::Load;
-use crate::model::{Node, Pod};
+use crate::cluster::Cluster;
+use crate::model::{Node, Pod, Requests};
 
 const PODS: &str = "pods";
 
-pub(super) fn check(pod: &Pod, key: &str, node: &Node, load: Option<&Load>) -> Result<(), Refusal> {
+pub(super) fn check(pod: &Pod, key: &str, node: &Node, cluster: &Cluster) -> Result<(), Refusal> {
+    let load = cluster.load(node.name());
     let sits_here = load.is_some_and(|load| load.pods.contains(key));
     let others = load.map_or(0, |load| load.pods.len() - usize::from(sits_here));
     if let Some(most) = node.allocatable.0.get(PODS)
@@ -17,18 +18,57 @@ pub(super) fn check(pod: &Pod, key: &str, node: &Node, load: Option<&Load>) -> R
         return Err(Refusal::Resource(PODS.to_owned()));
     }
     for (name, wanted) in pod.requests.0.iter().filter(|(_, wanted)| !wanted.is_zero()) {
-        let mut free = node.allocatable.0.get(name).cloned().unwrap_or_default();
-        if let Some(used) = load.and_then(|load| load.used.0.get(name)) {
-            free.subtract(used);
-        }
-        if sits_here {
-            free.add(wanted);
-        }
-        if *wanted > free {
+        if *wanted > free(name, key, node, cluster) {
             return Err(Refusal::Resource(name.clone()));
         }
     }
     Ok(())
+}
+
+/// Checks the pod's requests together with what its devices would take of the node: see [`crate::device_overhead`].
+pub(super) fn check_taken(
+    pod: &Pod,
+    key: &str,
+    node: &Node,
+    cluster: &Cluster,
+    taken: &Requests,
+) -> Result<(), Refusal> {
+    let left = &pod.unusual().left_at_pod_level.0;
+    let too_much = taken
+        .0
+        .iter()
+        .find(|(name, taken)| left.get(*name).is_some_and(|left| *taken > left));
+    if let Some((name, _)) = too_much {
+        return Err(Refusal::PodLevel(name.clone()));
+    }
+    let added = pod.added_by(taken);
+    for (name, added) in added.0.iter().filter(|(_, added)| !added.is_zero()) {
+        let mut wanted = pod.requests.0.get(name).cloned().unwrap_or_default();
+        wanted.add(added);
+        if wanted > free(name, key, node, cluster) {
+            return Err(Refusal::DeviceOverhead(name.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// The amount of a resource that is free on the node for the pod with this key, which may be there already.
+fn free(name: &str, key: &str, node: &Node, cluster: &Cluster) -> Quantity {
+    let mut free = node.allocatable.0.get(name).cloned().unwrap_or_default();
+    let Some(load) = cluster.load(node.name()) else {
+        return free;
+    };
+    if let Some(used) = load.used.0.get(name) {
+        free.subtract(used);
+    }
+    if load.pods.contains(key)
+        && let Some(taken) = cluster
+            .pod(key)
+            .and_then(|pod| cluster.taken_by(key, pod).0.get(name).cloned())
+    {
+        free.add(&taken);
+    }
+    free
 }
 
 #[cfg(test)]

@@ -77,7 +77,14 @@ impl Container {
 
     /// Returns true if it names this entry of the pod's `resourceClaims`.
     pub(super) fn names(&self, entry: &str) -> bool {
-        self.resources.claims.iter().any(|claim| claim.name == entry)
+        self.references(entry) > 0
+    }
+
+    /// How many entries of its `resources.claims` name this entry of the pod's `resourceClaims`: one for each request that
+    /// it lists by name.
+    pub(super) fn references(&self, entry: &str) -> usize {
+        let claims = self.resources.claims.iter();
+        claims.filter(|claim| claim.name == entry).count()
     }
 
     /// Its extended resources: those whose name has a domain.

@@ -5,9 +5,11 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use vgpu_allocator::model::{NodeSelector, Toleration, fitted, or_default};
 use vgpu_api::PodRef;
+use vgpu_quantity::Quantity;
 
 use super::container::{self, Container, Extended, HostPort, Resources};
 use super::meta::Object;
+use super::taken::{self, TakenByClaim};
 use super::{LabelSelector, Requests};
 use crate::names::{GANG, GANG_SIZE, OPENED_OVER_BUDGET, OVER_BUDGET};
 use crate::time::Time;
@@ -40,6 +42,7 @@ pub struct Pod {
     pub is_unschedulable: bool,
     /// The annotations of its gang as written: name and size.
     pub gang: Option<(String, String)>,
+    /// If it is bound, with what its devices take of the node.
     pub requests: Requests,
     pub ports: Vec<HostPort>,
     pub node_selector: LiteMap<String, String>,
@@ -77,6 +80,10 @@ pub struct Unusual {
     pub claimless: Vec<String>,
     /// The claim that kube-scheduler made for its extended resources.
     pub extended_claim: Option<String>,
+    /// How often its containers name each of `claims`, if that is not once each.
+    pub references: Vec<usize>,
+    /// What its requests at pod level leave beside the requests of its containers.
+    pub left_at_pod_level: Requests,
 }
 
 /// An entry of `resourceClaims` whose devices no container gets.
@@ -214,6 +221,8 @@ struct Status {
     #[serde(deserialize_with = "fitted")]
     resource_claim_statuses: Vec<Reference>,
     extended_resource_claim_status: Option<ExtendedClaim>,
+    #[serde(deserialize_with = "fitted")]
+    node_allocatable_resource_claim_statuses: Vec<TakenByClaim>,
 }
 
 #[derive(Deserialize, Default)]
@@ -232,7 +241,7 @@ impl From<Object<Spec, Status>> for Pod {
         Self {
             is_unschedulable: spec.node_name.is_empty() && status.is_unschedulable(),
             extended: spec.all_containers().flat_map(Container::extended).collect(),
-            requests: spec.requests(),
+            requests: spec.requests(&status),
             ports: spec.ports().cloned().collect(),
             has_claimed_volumes: spec.volumes.iter().any(Volume::is_claimed),
             claims: claims.filter_map(|entry| status.claim(entry)).collect(),
@@ -263,6 +272,16 @@ impl From<Object<Spec, Status>> for Pod {
             affinity: spec.affinity.pod_affinity.required,
             anti_affinity: spec.affinity.pod_anti_affinity.required,
             spread: spec.topology_spread_constraints,
+        }
+    }
+}
+
+impl PodClaim {
+    /// The claim's name; `None` if it does not exist yet.
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::Named(name) | Self::Made(name) => Some(name),
+            Self::NotYet(_) => None,
         }
     }
 }
@@ -312,6 +331,8 @@ impl Unusual {
             unnamed,
             claimless,
             extended_claim: extended.map(|made| made.resource_claim_name.clone()),
+            references: spec.references(status),
+            left_at_pod_level: spec.left_at_pod_level(),
         }
     }
 }
@@ -321,9 +342,45 @@ impl Spec {
         self.containers.iter().chain(&self.init_containers)
     }
 
-    fn requests(&self) -> Requests {
+    /// The status of a pod that is not bound may be of a node where it was not bound in the end.
+    fn requests(&self, status: &Status) -> Requests {
         let of_pod = &self.resources.requests;
-        container::requests_of(&self.containers, &self.init_containers, of_pod, &self.overhead)
+        let mut requests = container::requests_of(&self.containers, &self.init_containers, of_pod, &self.overhead);
+        if !self.node_name.is_empty() {
+            let taken = taken::sum(&status.node_allocatable_resource_claim_statuses);
+            requests.add(&taken.without(of_pod));
+        }
+        requests
+    }
+
+    fn left_at_pod_level(&self) -> Requests {
+        let mut left = self.resources.requests.clone();
+        if !left.0.is_empty() {
+            let none = Requests::default();
+            let of_containers = container::requests_of(&self.containers, &self.init_containers, &none, &none);
+            for (name, left) in &mut left.0 {
+                left.subtract(of_containers.0.get(name).unwrap_or(&Quantity::default()));
+            }
+        }
+        left
+    }
+
+    /// See [`Unusual::references`].
+    fn references(&self, status: &Status) -> Vec<usize> {
+        let entries = self
+            .resource_claims
+            .iter()
+            .filter(|entry| status.claim(entry).is_some());
+        let count = |entry: &Reference| {
+            let containers = self.all_containers();
+            containers.map(|container| container.references(&entry.name)).sum()
+        };
+        let counts: Vec<usize> = entries.map(count).collect();
+        // Without containers nothing is known about their use. Such a pod is not from an API server.
+        match self.containers.is_empty() || counts.iter().all(|count| *count == 1) {
+            true => Vec::new(),
+            false => counts,
+        }
     }
 
     /// The host ports of containers and sidecars.
@@ -383,10 +440,8 @@ impl Pod {
 
     /// The keys of its claims, also of those that do not exist.
     pub fn claim_keys(&self) -> impl Iterator<Item = String> {
-        self.claims.iter().filter_map(|claim| match claim {
-            PodClaim::Named(name) | PodClaim::Made(name) => Some(self.claim_key(name)),
-            PodClaim::NotYet(_) => None,
-        })
+        let names = self.claims.iter().filter_map(PodClaim::name);
+        names.map(|name| self.claim_key(name))
     }
 
     /// Its scheduling gates, and mistakes in its use of claims.
@@ -397,8 +452,26 @@ impl Pod {
             unnamed: Vec::new(),
             claimless: Vec::new(),
             extended_claim: None,
+            references: Vec::new(),
+            left_at_pod_level: Requests(LiteMap::new()),
         };
         self.unusual.as_deref().unwrap_or(&NONE)
+    }
+
+    /// How often its containers name a claim, by the claim's key: one container may name several of its requests.
+    #[must_use]
+    pub fn references(&self, claim: &str) -> usize {
+        let counts = &self.unusual().references;
+        let claims = self.claims.iter().enumerate();
+        let of_claim = claims.filter(|(_, known)| known.name().is_some_and(|name| self.claim_key(name) == claim));
+        of_claim.map(|(at, _)| counts.get(at).copied().unwrap_or(1)).sum()
+    }
+
+    /// What its devices add to its requests, if they take this of the node: nothing of a resource that it requests at pod
+    /// level, because that request is for containers and devices together.
+    #[must_use]
+    pub fn added_by(&self, taken: &Requests) -> Requests {
+        taken.without(&self.unusual().left_at_pod_level)
     }
 
     /// Returns true if the pod may still be bound.

@@ -17,6 +17,15 @@ impl Requests {
         }
     }
 
+    /// Adds what a device takes of a node's resource for a pod, and for each container that names its claim.
+    pub(crate) fn add_overhead(&mut self, name: &str, per_pod: &Quantity, per_container: &Quantity, containers: usize) {
+        let sum = self.0.entry(name.to_owned()).or_default();
+        sum.add(per_pod);
+        for _ in 0..containers {
+            sum.add(per_container);
+        }
+    }
+
     /// Subtracts amounts; those that reach zero are removed.
     pub fn subtract(&mut self, other: &Self) {
         for (name, amount) in &other.0 {
@@ -27,6 +36,13 @@ impl Requests {
                 }
             }
         }
+    }
+
+    /// The amounts of resources that `other` does not name.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Self {
+        let rest = self.0.iter().filter(|(name, _)| !other.0.contains_key(*name));
+        Self(rest.map(|(name, amount)| (name.clone(), amount.clone())).collect())
     }
 
     pub(super) fn raise(&mut self, other: &Self) {

@@ -121,7 +121,7 @@ pub(crate) fn ways(stage: &Stage, place: &Place, purego: Option<&Path>) -> Vec<W
         linked("linked, all bound at the start, `LD_PRELOAD` of an image's driver", "linked-now")
             .with("LD_PRELOAD", preload.clone()),
         way("linked, `ld.so --library-path` leads to an image's driver", "", "").by(
-            "/lib64/ld-linux-x86-64.so.2".into(),
+            vgpu_abi::arch!(loader).into(),
             &["--library-path".into(), search, stage.text("linked"), "linked".into()],
         ),
         client("`dlsym(RTLD_DEFAULT)`, `LD_PRELOAD` of an image's driver", "default")
