@@ -236,7 +236,10 @@ pub struct Words<'a> {
     pub root: &'a AtomicU64,
     pub at: &'a AtomicU64,
     pub high_water: &'a AtomicU64,
+    /// The places in use.
     pub gpus: &'a [Turn],
+    /// All places: another process may have begun to use one more, whose change this one has to finish.
+    pub all: &'a [Turn],
     pub owners: &'a [AtomicU64],
     pub queues: &'a [Queue],
     pub usage: &'a [[Usage; MAX_DEVICES]],
@@ -251,6 +254,7 @@ impl Timeline {
             at: &self.at,
             high_water: &self.high_water,
             gpus: &self.gpus[..gpus.min(MAX_DEVICES)],
+            all: &self.gpus,
             owners: &self.owners,
             queues: &self.queues,
             usage: &self.usage,
@@ -311,9 +315,9 @@ impl<'a> Words<'a> {
         let usage = || self.usage.get(a)?.get(b);
         Some(match packed >> 48 {
             0 => self.at,
-            1 => &self.gpus.get(a)?.turn,
-            2 => &self.gpus.get(a)?.slice_start,
-            3 => &self.gpus.get(a)?.switch_end,
+            1 => &self.all.get(a)?.turn,
+            2 => &self.all.get(a)?.slice_start,
+            3 => &self.all.get(a)?.switch_end,
             4 => self.owners.get(a)?,
             5 => &self.queues.get(a)?.done,
             6 => &self.queues.get(a)?.executed,
@@ -426,6 +430,7 @@ pub(crate) mod tests {
                 at: &self.clock[1],
                 high_water: &self.clock[2],
                 gpus: &self.gpus,
+                all: &self.gpus,
                 owners: &self.owners,
                 queues: &self.queues,
                 usage: &self.usage,
@@ -470,6 +475,12 @@ pub(crate) mod tests {
         found.sort();
         found.dedup();
         assert_eq!(found.len(), names.len());
+        // A change of a place that came into use after this process had looked can be finished.
+        let fewer = Words {
+            gpus: &memory.gpus[..1],
+            ..words
+        };
+        assert!(fewer.named(Name::Turn { gpu: 1 }.pack()).is_some());
         for damaged in [
             15 << 48,
             Name::Done { queue: 3 }.pack(),

@@ -7,10 +7,10 @@ use crate::codes::{NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS};
 use crate::detour;
 use crate::driver::Gpu;
 use crate::hooks::nvml;
-use crate::hooks::nvml::list::{fill, keep};
+use crate::hooks::nvml::list::{Used, fill, keep};
 use crate::names::slot;
 use crate::out::put;
-use crate::process::Ready;
+use crate::process::{NO_INSTANCE, Ready};
 use crate::{real, start};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong};
 use vgpu_core::memory::room;
@@ -43,17 +43,14 @@ pub(crate) struct ProcessV1 {
     used: c_ulonglong,
 }
 
-impl From<(u32, u64)> for ProcessV1 {
-    fn from((pid, used): (u32, u64)) -> Self {
+impl From<Used> for ProcessV1 {
+    fn from((pid, used, _): Used) -> Self {
         Self { pid, used }
     }
 }
 
 pub(crate) fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> {
-    let found = nvml::devices::list(ready)
-        .into_iter()
-        .find(|known| known.handle == device)?;
-    ready.gpus.get(found.gpu)
+    ready.gpus.get(nvml::devices::find(ready, device)?.gpu)
 }
 
 /// Total and used bytes of a GPU's shares.
@@ -126,7 +123,7 @@ pub(crate) fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, 
 }
 
 /// Writes the list of compute processes, in either layout.
-pub(crate) unsafe fn processes<T: From<(u32, u64)> + Copy>(
+pub(crate) unsafe fn processes<T: From<Used> + Copy>(
     ready: &'static Ready,
     device: usize,
     count: *mut c_uint,
@@ -136,7 +133,9 @@ pub(crate) unsafe fn processes<T: From<(u32, u64)> + Copy>(
     let Some(running) = running(ready, device) else {
         return next();
     };
-    let found: Vec<T> = running.into_iter().map(T::from).collect();
+    let ids = nvml::devices::find(ready, device).map_or(NO_INSTANCE, |known| known.ids);
+    let used = running.into_iter().map(|(pid, bytes)| (pid, bytes, ids));
+    let found: Vec<T> = used.map(T::from).collect();
     // SAFETY: the caller's promises to NVML.
     unsafe { fill(&found, count, list) }
 }
