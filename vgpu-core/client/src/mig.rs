@@ -128,11 +128,33 @@ impl Mig {
     }
 
     fn compute(&self, gi: usize, profile: u32) -> Result<String, c_int> {
-        let (mut ci, mut info, mut uuid) = (0_usize, [0_usize; 4], [0_u8; 96]);
+        let (mut ci, mut info) = (0_usize, [0_u32; 8]);
         ok(call!(self.nvml, "nvmlGpuInstanceCreateComputeInstance" (usize, u32, *mut usize) (gi, profile, &mut ci)))?;
-        ok(call!(self.nvml, "nvmlComputeInstanceGetInfo_v2" (usize, *mut usize) (ci, info.as_mut_ptr())))?;
-        ok(call!(self.nvml, "nvmlDeviceGetUUID" (usize, *mut c_char, u32) (info[0], uuid.as_mut_ptr().cast(), 96)))?;
+        ok(call!(self.nvml, "nvmlComputeInstanceGetInfo_v2" (usize, *mut u32) (ci, info.as_mut_ptr())))?;
+        let wanted = [self.info(gi)?[2], info[4]];
+        let device = self.devices().find(|device| self.ids(*device) == wanted).ok_or(-1)?;
+        let mut uuid = [0_u8; 96];
+        ok(call!(self.nvml, "nvmlDeviceGetUUID" (usize, *mut c_char, u32) (device, uuid.as_mut_ptr().cast(), 96)))?;
         Ok(String::from_utf8_lossy(uuid.split(|byte| *byte == 0).next().unwrap_or(&[])).into_owned())
+    }
+
+    /// The devices of the GPU's instances.
+    fn devices(&self) -> impl Iterator<Item = usize> {
+        let mut most = 0;
+        call!(self.nvml, "nvmlDeviceGetMaxMigDeviceCount" (usize, *mut u32) (self.device, &mut most));
+        (0..most).filter_map(|index| {
+            let mut device = 0;
+            let ask = call!(self.nvml, "nvmlDeviceGetMigDeviceHandleByIndex" (usize, u32, *mut usize) (self.device, index, &mut device));
+            (ask == 0).then_some(device)
+        })
+    }
+
+    /// The ids of the GPU instance and the compute instance of a device.
+    fn ids(&self, device: usize) -> [u32; 2] {
+        let mut ids = [u32::MAX; 2];
+        call!(self.nvml, "nvmlDeviceGetGpuInstanceId" (usize, *mut u32) (device, &mut ids[0]));
+        call!(self.nvml, "nvmlDeviceGetComputeInstanceId" (usize, *mut u32) (device, &mut ids[1]));
+        ids
     }
 
     /// The compute instances of a GPU instance.

@@ -32,6 +32,7 @@
 //! bare listed         a GPU instance that is made is a MIG device before it has a compute instance
 //! busy early          the mode is not switched on while a program uses the GPU; else the first instance is refused
 //! resets 0            a change of GPU 0's mode resets it if nothing uses it; else such a mode is pending (Ampere)
+//! info instance       nvmlComputeInstanceGetInfo's device is the instance, not its GPU
 //! nodes manual        capability nodes do not come and go with instances: nvidia-modprobe was not called
 //! ```
 //!
@@ -65,6 +66,8 @@ pub struct Control {
     pub(crate) bare_instances: bool,
     pub(crate) early_busy: bool,
     pub(crate) nodes_are_manual: bool,
+    /// nvmlComputeInstanceGetInfo's device is the instance.
+    pub info_has_instance: bool,
     resets_itself: Vec<usize>,
     unreadable: Vec<usize>,
     unsupported: Vec<usize>,
@@ -164,6 +167,7 @@ impl Control {
             ["bare", "listed"] => self.bare_instances = true,
             ["busy", "early"] => self.early_busy = true,
             ["nodes", "manual"] => self.nodes_are_manual = true,
+            ["info", "instance"] => self.info_has_instance = true,
             ["resets", gpu] => self.resets_itself.extend(gpu.parse::<usize>()),
             _ => {}
         }
@@ -277,7 +281,7 @@ mod tests {
     fn acts_on_instances_are_refused_and_delayed_for_each_gpu() {
         let control = Control::parse(
             "reload 1\nreload 2\nreset 1 7\nrefuse 0 create 23\nrefuse 1 mode 4\nheld 0 3\nslow 0 5\nlate 1 6\n\
-             uuids new\nbare listed\nbusy early\nnodes manual\nresets 1\n",
+             uuids new\nbare listed\nbusy early\nnodes manual\nresets 1\ninfo instance\n",
         );
         assert_eq!(
             (control.reload, control.reset_of(0), control.reset_of(1)),
@@ -292,6 +296,7 @@ mod tests {
         assert_eq!([0, 1].map(|gpu| control.slow(gpu).as_millis()), [5, 0]);
         assert_eq!([0, 1].map(|gpu| control.late(gpu).as_millis()), [0, 6]);
         assert!(control.new_uuids && control.bare_instances && control.early_busy && control.nodes_are_manual);
+        assert!(control.info_has_instance);
         let misspelt = "reload x\nreset 1\nrefuse 0 make 23\nheld 0\nslow 0 long\nuuids old\nresets\n";
         assert_eq!(Control::parse(misspelt), Control::default());
     }

@@ -280,6 +280,14 @@ fn faults_and_the_opposites_of_beliefs_are_lines_of_control() {
     );
     uuid(&admin.say("migci:0:8:0"));
     assert_eq!(calls.number("nvmlDeviceGetComputeInstanceId @2"), 0);
+    // The device of a compute instance's description.
+    calls.say("nvmlDeviceGetGpuInstanceById @1 8 >3");
+    assert_eq!(calls.say("nvmlGpuInstanceGetComputeInstanceById @3 0 >4"), OK);
+    for (line, is_instance) in [("", 0), ("info instance\n", 1)] {
+        control(&state, line);
+        assert_eq!(calls.say("nvmlComputeInstanceGetInfo_v2 @4 >5"), OK);
+        assert_eq!(calls.number("nvmlDeviceIsMigDeviceHandle @5"), is_instance, "{line}");
+    }
 }
 
 /// A process that is killed after the driver has made the instance, and before it has answered, leaves the instance.

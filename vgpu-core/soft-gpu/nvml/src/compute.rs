@@ -140,11 +140,17 @@ fn of_profile(state: &State, slot: usize, slices: u32) -> Vec<(usize, Instance)>
 }
 
 fn info(handle_of: u64) -> Result<InfoV2, Code> {
-    let (_, place, instance) = of_compute_instance(handle_of)?;
+    let (state, place, instance) = of_compute_instance(handle_of)?;
+    // The GPU, as nvml.h says, and as nvidia-smi relies on: it prints the index of this device as the GPU's.
+    let device = if state.control().info_has_instance {
+        place
+    } else {
+        instance.of.parent
+    };
     let profile = SLICES.iter().position(|slices| *slices == instance.slices);
     Ok(InfoV2 {
         info: Info {
-            device: handle(place),
+            device: handle(device),
             gpu_instance: of_slot(instance.slot),
             id: instance.compute.ok_or(NOT_FOUND)?,
             profile: profile.ok_or(NOT_FOUND)? as u32,

@@ -10,7 +10,7 @@ use crate::hooks::nvml;
 use crate::hooks::nvml::list::{Used, fill, keep};
 use crate::names::slot;
 use crate::out::put;
-use crate::process::{NO_INSTANCE, Ready};
+use crate::process::Ready;
 use crate::{real, start};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong};
 use vgpu_core::memory::room;
@@ -122,6 +122,13 @@ pub(crate) fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, 
     Some(gpu.account.processes())
 }
 
+/// The processes of the shares of a GPU or an instance, with the ids of the latter.
+pub(crate) fn with_ids(ready: &'static Ready, device: usize) -> Option<Vec<Used>> {
+    let ids = nvml::devices::find(ready, device)?.ids;
+    let running = running(ready, device)?.into_iter();
+    Some(running.map(|(pid, bytes)| (pid, bytes, ids)).collect())
+}
+
 /// Writes the list of compute processes, in either layout.
 pub(crate) unsafe fn processes<T: From<Used> + Copy>(
     ready: &'static Ready,
@@ -130,12 +137,10 @@ pub(crate) unsafe fn processes<T: From<Used> + Copy>(
     list: *mut T,
     next: impl FnOnce() -> c_int,
 ) -> c_int {
-    let Some(running) = running(ready, device) else {
+    let Some(running) = with_ids(ready, device) else {
         return next();
     };
-    let ids = nvml::devices::find(ready, device).map_or(NO_INSTANCE, |known| known.ids);
-    let used = running.into_iter().map(|(pid, bytes)| (pid, bytes, ids));
-    let found: Vec<T> = used.map(T::from).collect();
+    let found: Vec<T> = running.into_iter().map(T::from).collect();
     // SAFETY: the caller's promises to NVML.
     unsafe { fill(&found, count, list) }
 }
