@@ -170,7 +170,7 @@ pub struct RunFlags {
     /// Use the share NAME, and create it if it does not exist: a-z, 0-9 and -, at most 63 [default: a new share]
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub share: Option<OsString>,
-    /// GPU by NVML's index or by UUID [default: the share's, else 0]
+    /// GPU by NVML's index or by UUID, or an instance of one in MIG mode by its UUID [default: the share's, else 0]
     #[arg(long, value_name = "INDEX|UUID", allow_hyphen_values = true)]
     pub gpu: Option<OsString>,
     /// Size of a product's memory, of which the driver has no figure: 'NVIDIA GB10=96Gi'; may be given for several

@@ -26,12 +26,14 @@ const FAILED_FOR: Duration = Duration::from_secs(5 * 60);
 /// How long to wait for the lock while others measure.
 const TURN: Duration = Duration::from_secs(30);
 
-/// One GPU.
+/// One GPU, or an instance of one in MIG mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// NVML's index.
+    /// NVML's index; of an instance, that of its GPU.
     pub index: u32,
     pub uuid: String,
+    /// Profile and first memory slice of an instance, such as `3g.40gb@4`.
+    pub instance: Option<String>,
     /// The memory for all shares together.
     pub memory: u64,
     pub kind: Kind,
@@ -42,6 +44,7 @@ pub struct Gpu {
 /// The GPUs of a machine.
 #[derive(Debug, Default)]
 pub struct Listed {
+    /// Whole GPUs, then instances of those in MIG mode.
     pub gpus: Vec<Gpu>,
     /// A sentence for each that NVML counts and that cannot be used, as one that fell off the bus.
     pub left_out: Vec<String>,
@@ -81,13 +84,15 @@ fn hint(soft: bool) -> &'static str {
 
 impl From<gpus::Gpu> for Gpu {
     fn from(gpu: gpus::Gpu) -> Self {
+        let profile = gpu.mig.as_ref().map(|mig| format!(" MIG {}", mig.profile));
         Self {
             index: gpu.index,
             uuid: gpu.uuid,
+            instance: gpu.mig.map(|mig| mig.to_string()),
             memory: gpu.memory,
             kind: Kind {
                 driver_version: gpu.driver_version,
-                model: gpu.name,
+                model: gpu.name + &profile.unwrap_or_default(),
             },
             context: None,
         }
@@ -98,10 +103,11 @@ impl Listed {
     /// # Errors
     /// Why there is no GPU.
     fn of(list: List) -> Result<Self, gpus::Error> {
-        match list.why_empty() {
+        let why = list.why_empty().filter(|_| list.instances.is_empty());
+        match why {
             Some(why) => Err(why),
             None => Ok(Self {
-                gpus: list.gpus.into_iter().map(Gpu::from).collect(),
+                gpus: list.gpus.into_iter().chain(list.instances).map(Gpu::from).collect(),
                 left_out: list.left_out.into_iter().map(|left| left.why.to_string()).collect(),
             }),
         }
@@ -348,6 +354,29 @@ mod tests {
         let one = Listed::of(List::new([Err(lost(0)), Ok(gpus::Gpu::default())])).unwrap();
         assert_eq!(one.gpus.len(), 1);
         assert!(one.left_out[0].starts_with("GPU 0: handle cannot be read"), "{one:?}");
+    }
+
+    #[test]
+    fn instances_are_listed_where_no_whole_gpu_is() {
+        let mig = Some(gpus::Instance {
+            profile: "3g.40gb".into(),
+            placement: Some(gpus::Placement { start: 4, size: 4 }),
+            ..gpus::Instance::default()
+        });
+        let list = List {
+            instances: vec![gpus::Gpu {
+                name: "NVIDIA H100".into(),
+                mig,
+                ..gpus::Gpu::default()
+            }],
+            ..List::default()
+        };
+        let listed = Listed::of(list).expect("an instance");
+        assert_eq!(listed.gpus[0].instance.as_deref(), Some("3g.40gb@4"));
+        assert_eq!(
+            listed.gpus[0].kind.model, "NVIDIA H100 MIG 3g.40gb",
+            "its contexts have a size of their own"
+        );
     }
 
     #[test]

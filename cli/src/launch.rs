@@ -36,11 +36,12 @@ pub fn variables(
     if let Some(shares) = &places.shares {
         variables.push((RUN_DIR_VARIABLE, shares.clone().into_os_string()));
     }
-    if environment
-        .cuda_visible_devices
-        .as_deref()
-        .is_some_and(shows_whole_gpus)
-    {
+    let shown = environment.cuda_visible_devices.as_deref();
+    // Drivers before r570 give a process one instance of a GPU in MIG mode, the first unless another is named.
+    let is_instance = gpu.starts_with("MIG-");
+    if shown.map_or(is_instance, |shown| {
+        shows_whole_gpus(shown) || is_instance && names_instance(shown)
+    }) {
         variables.push((CUDA_VISIBLE_DEVICES, gpu.into()));
     }
     for (variable, value) in soft_gpu.into_iter().flat_map(SoftGpu::variables) {
@@ -55,6 +56,15 @@ fn shows_whole_gpus(value: &OsStr) -> bool {
     let value = value.to_string_lossy();
     let first = value.split(',').next().unwrap_or_default().trim();
     first.parse::<usize>().is_ok() || first.get(..4).is_some_and(|head| head.eq_ignore_ascii_case("GPU-"))
+}
+
+/// Returns true if the value names instances: COMMAND sees that of its share alone.
+fn names_instance(value: &OsStr) -> bool {
+    let value = value.to_string_lossy();
+    value
+        .trim_start()
+        .get(..4)
+        .is_some_and(|head| head.eq_ignore_ascii_case("MIG-"))
 }
 
 /// `first`, then the caller's list.
@@ -127,5 +137,19 @@ mod tests {
         for value in ["-1", "NoDevFiles", "MIG-1", ","] {
             assert_eq!(of(value), None, "{value:?}");
         }
+        let of_instance = |value: Option<&str>| {
+            let environment = Environment {
+                cuda_visible_devices: value.map(OsString::from),
+                ..Environment::default()
+            };
+            let variables = variables(&places, "MIG-a", None, &environment);
+            variables
+                .iter()
+                .any(|(name, value)| *name == CUDA_VISIBLE_DEVICES && value == "MIG-a")
+        };
+        for value in [None, Some("0"), Some("GPU-bb"), Some("MIG-b")] {
+            assert!(of_instance(value), "{value:?}");
+        }
+        assert!(!of_instance(Some("-1")), "all GPUs are hidden");
     }
 }

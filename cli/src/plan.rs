@@ -36,23 +36,28 @@ pub struct Existing {
 pub enum PlanError {
     #[error("--gpu {wanted}: this machine has no such GPU; it has {}", list(.gpus))]
     NoGpu { wanted: GpuChoice, gpus: Vec<Gpu> },
-    #[error("--memory {}: GPU {} has only {}; ask for at most that", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.memory))]
+    #[error(
+        "--gpu {gpu}: this GPU is in MIG mode, so it cannot be shared as a whole; name one of its instances: {}",
+        list(.instances)
+    )]
+    Divided { gpu: u32, instances: Vec<Gpu> },
+    #[error("--memory {}: {} has only {}; ask for at most that", format_bytes(*.wanted), name(.gpu), format_bytes(.gpu.memory))]
     TooMuch { wanted: u64, gpu: Box<Gpu> },
     #[error(
-        "--cores {wanted}: GPU {gpu} has only {left} of its 100 left, because {}; {}end commands of the others",
+        "--cores {wanted}: {gpu} has only {left} of its 100 left, because {}; {}end commands of the others",
         cores_of(.others), if *.left > 0 { format!("ask for at most {left} for share {share:?}, or ") } else { String::new() }
     )]
     TooManyCores {
         wanted: u32,
         share: String,
-        gpu: u32,
+        gpu: String,
         left: u32,
         others: Vec<(String, u32)>,
     },
     #[error(
         "--gpu {0}: {SLOTS} shares use this GPU, and it has no page for one more; join one with --share, or end one"
     )]
-    NoSlot(u32),
+    NoSlot(String),
     #[error(
         "--compute-policy guaranteed: share {0:?} may never use more than its cores, and has 0; add --cores with 1 to \
          100, or use balanced"
@@ -121,12 +126,12 @@ fn create(request: &Request, driver: &Driver, gpus: &[Gpu], others: &[Limits]) -
         return Err(PlanError::TooManyCores {
             wanted: cores,
             share: share.to_owned(),
-            gpu: gpu.index,
+            gpu: name(gpu),
             left,
             others: on_gpu,
         });
     }
-    let slot = arbitration::free_slot(&gpu.uuid, others).ok_or(PlanError::NoSlot(gpu.index))?;
+    let slot = arbitration::free_slot(&gpu.uuid, others).ok_or_else(|| PlanError::NoSlot(choice(gpu)))?;
     let is_whole = memory == gpu.memory;
     let unasked = || ComputePolicy::default().of_share(cores, is_whole);
     Ok(Decision::Create(Box::new(Limits {
@@ -178,13 +183,39 @@ fn join(request: &Request, existing: &Existing, gpus: Option<&[Gpu]>) -> Result<
 
 fn find<'a>(wanted: &GpuChoice, gpus: &'a [Gpu]) -> Result<&'a Gpu, PlanError> {
     let found = gpus.iter().find(|gpu| match wanted {
-        GpuChoice::Index(index) => gpu.index == *index,
+        GpuChoice::Index(index) => gpu.index == *index && gpu.instance.is_none(),
         GpuChoice::Uuid(uuid) => gpu.uuid.eq_ignore_ascii_case(uuid),
     });
-    found.ok_or_else(|| PlanError::NoGpu {
-        wanted: wanted.clone(),
-        gpus: gpus.to_vec(),
+    found.ok_or_else(|| {
+        let is_in = |gpu: &&Gpu| matches!(wanted, GpuChoice::Index(index) if gpu.index == *index);
+        let instances: Vec<Gpu> = gpus.iter().filter(is_in).cloned().collect();
+        match instances.first() {
+            Some(first) => PlanError::Divided {
+                gpu: first.index,
+                instances,
+            },
+            None => PlanError::NoGpu {
+                wanted: wanted.clone(),
+                gpus: gpus.to_vec(),
+            },
+        }
     })
+}
+
+/// A GPU in a sentence.
+fn name(gpu: &Gpu) -> String {
+    match &gpu.instance {
+        Some(instance) => format!("instance {instance} of GPU {}", gpu.index),
+        None => format!("GPU {}", gpu.index),
+    }
+}
+
+/// A GPU as a caller names it.
+fn choice(gpu: &Gpu) -> String {
+    match gpu.instance {
+        Some(_) => gpu.uuid.clone(),
+        None => gpu.index.to_string(),
+    }
 }
 
 fn cores_of(shares: &[(String, u32)]) -> String {
@@ -196,7 +227,11 @@ fn cores_of(shares: &[(String, u32)]) -> String {
 }
 
 fn list(gpus: &[Gpu]) -> String {
-    let texts: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect();
+    let text = |gpu: &Gpu| match &gpu.instance {
+        Some(instance) => format!("{} ({instance} of GPU {})", gpu.uuid, gpu.index),
+        None => format!("{} ({})", gpu.index, gpu.uuid),
+    };
+    let texts: Vec<_> = gpus.iter().map(text).collect();
     texts.join(", ")
 }
 
@@ -215,6 +250,7 @@ mod tests {
             .map(|(uuid, index)| Gpu {
                 index,
                 uuid: uuid.into(),
+                instance: None,
                 memory: 80 * GIB - 2 * (1 << 20),
                 kind: vgpu_context_size::Kind {
                     driver_version: "550.1".into(),
@@ -249,6 +285,59 @@ mod tests {
             Ok(Decision::Create(limits)) => *limits,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// GPU 0 has two instances, and GPU 1 is not in MIG mode.
+    fn divided() -> Vec<Gpu> {
+        let [mut one, whole] = <[Gpu; 2]>::try_from(gpus()).expect("two");
+        (one.uuid, one.instance, one.memory) = ("MIG-a".into(), Some("3g.40gb@0".into()), 39 * GIB);
+        let mut other = one.clone();
+        (other.uuid, other.instance, other.memory) = ("MIG-b".into(), Some("1g.10gb@4".into()), 9 * GIB);
+        vec![whole, one, other]
+    }
+
+    #[test]
+    fn a_gpu_in_mig_mode_is_shared_by_its_instances() {
+        let decide_on =
+            |request: &Request, others: &[Limits]| decide(request, None, &driver(), Some(&divided()), others);
+        let refused = |request: &Request, others: &[Limits]| decide_on(request, others).unwrap_err().to_string();
+        let names = "name one of its instances: MIG-a (3g.40gb@0 of GPU 0), MIG-b (1g.10gb@4 of GPU 0)";
+        for flags in ["", "--gpu 0", "--memory 1Gi"] {
+            let line = refused(&asked(flags), &[]);
+            assert!(
+                line.starts_with("--gpu 0: this GPU is in MIG mode") && line.ends_with(names),
+                "{line}"
+            );
+        }
+        let line = refused(&asked("--gpu 3"), &[]);
+        assert!(line.contains("it has 1 (GPU-bb), MIG-a (3g.40gb@0 of GPU 0)"), "{line}");
+        let on = |uuid: &str, flags: &str| Request {
+            gpu: Some(GpuChoice::Uuid(uuid.into())),
+            ..asked(flags)
+        };
+        let created = |request: &Request| match decide_on(request, &[]) {
+            Ok(Decision::Create(limits)) => (limits.gpu, limits.memory, limits.compute_policy),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            created(&on("mig-B", "")),
+            ("MIG-b".into(), 9 * GIB, ComputePolicy::Unlimited),
+            "whole"
+        );
+        assert_eq!(created(&on("MIG-b", "--memory 2Gi")).1, 2 * GIB);
+        let line = refused(&on("MIG-b", "--memory 10Gi"), &[]);
+        assert!(line.contains("instance 1g.10gb@4 of GPU 0 has only 9Gi"), "{line}");
+        // An instance's time is its own: another instance of the GPU takes nothing of it.
+        let other = |gpu: &str| Limits {
+            cores: 90,
+            ..Limits::of_memory("a", gpu, GIB, "/c", "/n")
+        };
+        assert!(decide_on(&on("MIG-b", "--memory 1Gi --cores 50"), &[other("MIG-a")]).is_ok());
+        let line = refused(&on("MIG-b", "--memory 1Gi --cores 50"), &[other("MIG-b")]);
+        assert!(
+            line.starts_with("--cores 50: instance 1g.10gb@4 of GPU 0 has only 10"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub struct Request {
     pub command: Vec<OsString>,
 }
 
-/// One GPU as the caller names it.
+/// One GPU, or an instance of one in MIG mode, as the caller names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuChoice {
     Index(u32),
@@ -55,7 +55,7 @@ pub enum FlagError {
     GpuMemory(#[from] gpu_memory::SizeError),
     #[error("--share {}: not a name of 1 to 63 characters out of a-z, 0-9 and -", quoted(.0))]
     Share(String),
-    #[error("--gpu {}: neither an index (0, 1, ...) nor a UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)", quoted(.0))]
+    #[error("--gpu {}: neither an index (0, 1, ...) nor a UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, or MIG-... for an instance)", quoted(.0))]
     Gpu(String),
 }
 
@@ -149,7 +149,7 @@ fn digits(text: &str) -> Option<u32> {
 }
 
 fn is_uuid(text: &str) -> bool {
-    let Some(hex) = text.strip_prefix("GPU-") else {
+    let Some(hex) = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")) else {
         return false;
     };
     hex.len() == 36
@@ -210,6 +210,8 @@ pub(crate) mod tests {
         assert_eq!(asked("--priority low").priority, Some(Priority::Low));
         assert_eq!(asked("--gpu 1").gpu, Some(GpuChoice::Index(1)));
         assert_eq!(asked(&format!("--gpu {UUID}")).gpu, Some(GpuChoice::Uuid(UUID.into())));
+        let instance = UUID.replace("GPU", "MIG");
+        assert_eq!(asked(&format!("--gpu {instance}")).gpu, Some(GpuChoice::Uuid(instance)));
         assert_eq!(asked("--share a-1").share, Some("a-1".into()));
     }
 
@@ -221,7 +223,7 @@ pub(crate) mod tests {
 --priority ["", "highest", "0", "medium", "-1"]
 --share ["", ".", "..", "a/b", "A", "a_b", "../x", "a\nb", "ä"]
 --gpu ["", "-1", "gpu0", "GPU-", "GPU-3f8a1c20", "0,1", "1.0", "all", "99999999999"]
---gpu ["MIG-3f8a1c20-1111-2222-3333-444455556666"]
+--gpu ["MIG-3f8a1c20", "MIG-GPU-3f8a1c20-1111-2222-3333-444455556666/1/0"]
 --gpu-memory ["", "NVIDIA GB10", "=96Gi", "NVIDIA GB10=96GB", "NVIDIA GB10=1", "NVIDIA GB10=11Ti"]
 --share ["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"]"#;
 

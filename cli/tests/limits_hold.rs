@@ -103,6 +103,51 @@ fn a_gpu_without_a_figure_of_its_memory_is_shared_by_the_size_that_is_given() {
     });
 }
 
+/// The share is in the second instance; CUDA of this driver gives a process the first one unless another is named.
+#[test]
+fn a_gpu_in_mig_mode_is_shared_by_its_instances() {
+    both(|scene| {
+        prepare(scene);
+        let profile = scene.path("divided.profile");
+        std::fs::write(&profile, "gpus = 1\nmig = 0: 3g.40gb@0, 1g.10gb@4\n").unwrap();
+        let state = scene.path("divided");
+        std::fs::create_dir(&state).unwrap();
+        std::fs::set_permissions(&state, PermissionsExt::from_mode(0o1777)).unwrap();
+        let run = |flags: &[&str], step: &str| {
+            let mut client = client(scene, flags, &[], &[step]);
+            let variables = [("SOFT_GPU_PROFILE", profile.clone()), ("SOFT_GPU_STATE", state.clone())];
+            client.envs(variables);
+            client
+        };
+        let line = refused(&mut run(&["--memory", "2Gi"], "sizes"), 2);
+        assert!(line.contains("--gpu 0: this GPU is in MIG mode"), "{line}");
+        let instances: Vec<&str> = line.split("MIG-").skip(1).collect();
+        assert!(
+            instances[0].contains("(3g.40gb@0 of GPU 0)") && instances[1].contains("(1g.10gb@4 of GPU 0)"),
+            "{line}"
+        );
+        let uuid = format!("MIG-{}", &instances[1][..36]);
+        let line = refused(&mut run(&["--gpu", &uuid, "--memory", "10Gi"], "sizes"), 2);
+        assert!(line.contains("instance 1g.10gb@4 of GPU 0 has only 9984Mi"), "{line}");
+        for (flags, memory) in [
+            (vec![], 9_984 << 20),
+            (vec!["--memory", "2Gi", "--cores", "30"], 2 * GIB),
+        ] {
+            let flags = [&["--gpu", uuid.as_str()][..], &flags].concat();
+            let text = printed(&mut run(&flags, "sizes"));
+            let lines: Vec<_> = text.lines().collect();
+            let total = memory.to_string();
+            assert_eq!(lines[..4], ["1 1", &total, &format!("{total} 1"), &total], "{text}");
+            assert_eq!(
+                lines[4..6],
+                [&uuid, &uuid.replacen("MIG", "GPU", 1)],
+                "CUDA says no prefix: {text}"
+            );
+            assert_eq!(printed(&mut run(&flags, "limit")), "2\n0\n0 2\n");
+        }
+    });
+}
+
 #[test]
 fn the_limit_is_reached_and_not_passed() {
     both(|scene| {

@@ -44,11 +44,11 @@ class Scene(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def check(self, *flags, dist=DIST, prefix=(), **variables):
+    def check(self, *flags, dist=DIST, prefix=(), gpus=PROFILE, **variables):
         """Returns (exit status, rows as in --json, stdout, stderr)."""
         found = self.folder / "rows.json"
         profile = self.folder / "profile"
-        profile.write_text(PROFILE)
+        profile.write_text(gpus)
         variables.update(VGPU_DIST=str(dist), SOFT_GPU_PROFILE=str(profile))
         done = subprocess.run(
             [*prefix, str(HERE / "run.sh"), *flags, "--json", str(found)],
@@ -68,6 +68,37 @@ class Scene(unittest.TestCase):
         (dist / "soft-gpu").symlink_to(DIST / "soft-gpu")
         script(dist / "vgpu", BARE.format(before))
         return dist
+
+
+class Mig(Scene):
+    def rows(self, gpus, *flags):
+        status, found, out, err = self.check("--soft-gpu", "--only", "mig", *flags, gpus=gpus)
+        self.assertEqual(status, 0, out + err)
+        return {row["name"]: row for row in found["rows"]}
+
+    def test_what_the_driver_says_of_instances_is_listed_without_a_share(self):
+        rows = self.rows("gpus = 1\nmig = 0: 3g.40gb@0, 1g.10gb+me@4\n")
+        self.assertEqual(rows["GPU 0: MIG mode"]["seen"], "on")
+        self.assertEqual(rows["GPU 0: profiles"]["seen"], "7")
+        self.assertEqual(rows["GPU 0: placements"]["seen"], "25")
+        self.assertEqual(rows["GPU 0: GPU instances"]["note"], "3g.40gb@0 (id 1), 1g.10gb+me@4 (id 11)")
+        one = rows["GPU 0: instance 0, 3g.40gb"]
+        self.assertEqual(one["seen"], "40448 MiB, 60 multiprocessors")
+        self.assertRegex(one["note"], "^MIG-")
+        self.assertEqual(rows["GPU 0: instance 0, 3g.40gb: what NVML does not answer"]["seen"], "4")
+
+    def test_a_product_without_mig_and_one_that_needs_a_reset_are_told_apart(self):
+        rows = self.rows("gpus = 1\nmig_product = none\n")
+        self.assertEqual([row["outcome"] for row in rows.values()], ["skipped"])
+        rows = self.rows("gpus = 1\nmig_product = a30-24gb\n")
+        self.assertEqual(rows["GPU 0: MIG mode"]["seen"], "off")
+        self.assertEqual(rows["GPU 0: the mode changes without a reset (field 184)"]["seen"], "no")
+        self.assertEqual(rows["GPU 0: placements"]["seen"], "13")
+
+    def test_without_a_whole_gpu_the_other_groups_say_what_there_is_to_do(self):
+        status, _, _, err = self.check("--soft-gpu", "--only", "seen", gpus="gpus = 1\nmig = 0: 1g.10gb@0\n")
+        self.assertEqual(status, 2)
+        self.assertIn("--only mig lists them", err)
 
 
 class SoftwareGpu(Scene):

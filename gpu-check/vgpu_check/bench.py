@@ -12,7 +12,7 @@ from .rows import FAILED, SKIPPED, Row
 from .truth import Account
 
 # Probes that import a framework or start NVML: reading their files from a cold disk takes longer than any call.
-SLOW = ("clients", "torch_fill", "torch_step", "gpus", "watch", "utilisation")
+SLOW = ("mig", "clients", "torch_fill", "torch_step", "gpus", "watch", "utilisation")
 SLOWER = 4  # times
 NOT_RUN = "not run"
 

@@ -46,13 +46,13 @@ def choose(found, wanted):
     if wanted is None:
         whole = [gpu for gpu in found if not gpu["mig"]]
         if not whole:
-            raise Unusable("MIG is enabled on every GPU, and MIG instances are not shared (yet)")
+            raise Unusable("MIG is enabled on every GPU, and this check makes no share of an instance; --only mig lists them")
         return whole[0]
     named = [gpu for gpu in found if gpu["index"] == wanted]
     if not named:
         raise Unusable("--gpu {}: there are {} GPUs".format(wanted, len(found)))
     if named[0]["mig"]:
-        raise Unusable("--gpu {}: MIG is enabled on it, and MIG instances are not shared (yet)".format(wanted))
+        raise Unusable("--gpu {}: MIG is enabled on it, and this check makes no share of an instance".format(wanted))
     return named[0]
 
 

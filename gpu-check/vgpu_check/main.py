@@ -5,7 +5,7 @@ import signal
 import sys
 import tempfile
 
-from . import driver_api, frameworks, gpu_time, machine, node_agent, options, overhead, report, rows
+from . import driver_api, frameworks, gpu_time, machine, mig, node_agent, options, overhead, report, rows
 from .bench import Bench, patience_of
 from .child import output
 from .journal import Busy, Journal
@@ -40,6 +40,8 @@ def check(flags, state):
         return 0
     journal = Journal(flags.rows)
     driver, found = machine.gpus(sides, patience_of("gpus", flags.patience))
+    if flags.groups == ("mig",):
+        return only_mig(flags, sides, journal, driver)
     gpu = machine.choose(found, flags.gpu)
     sides.choose(gpu, machine.share(gpu["free"], flags.memory))
     heading = ["gpu-check: " + machine.describe(driver, gpu, flags.soft_gpu)]
@@ -64,6 +66,20 @@ def check(flags, state):
     return 1 if rows.counts(bench.rows)[1] else 0
 
 
+def only_mig(flags, sides, journal, driver):
+    """The rows for MIG alone, which need neither a share nor a GPU without MIG."""
+    heading = ["gpu-check: MIG alone, driver {}".format(driver)]
+    print(heading[0], flush=True)
+    journal.add(machine=heading, software_gpu=flags.soft_gpu, limit=None)
+    bench, ended = Bench(flags, sides, None, journal), "by a signal"
+    try:
+        run_groups(bench, flags.groups)
+        ended = ""
+    finally:
+        publish(flags, bench, heading, ended)
+    return 1 if rows.counts(bench.rows)[1] else 0
+
+
 def run_works(sides, patience):
     """Checks once that a share can be created, so that not every row fails for this reason."""
     note = output(*sides.limited(["true"]), patience)[1]
@@ -79,6 +95,7 @@ def run_groups(bench, groups):
         ("held", "clients", frameworks.run),
         ("time", "time", gpu_time.run),
         ("node", "node agent", node_agent.run),
+        ("mig", "MIG", mig.run),
         ("costs", "costs", driver_api.run_costs),
         ("overhead", "overhead", overhead.run),
     )

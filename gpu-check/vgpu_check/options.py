@@ -7,7 +7,7 @@ import pathlib
 from . import driver
 
 MIB = 1 << 20
-GROUPS = ("seen", "held", "time", "node", "costs", "overhead")
+GROUPS = ("seen", "held", "time", "node", "mig", "costs", "overhead")
 
 
 def parser():

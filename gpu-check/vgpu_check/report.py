@@ -8,6 +8,7 @@ from .rows import FAILED, TOLD, counts, mib, tolerance
 MOST, WIDTH = 12, 160
 
 TITLES = {
+    "mig": "MIG: what the driver says of it (nothing is changed)",
     "costs": "Memory charged, and memory in use by the driver's account, in MiB",
     "seen": "The GPU that programs see",
     "held": "Memory that programs can allocate until they are refused, in MiB",
@@ -17,6 +18,7 @@ TITLES = {
     "durations": "Durations on the GPU, in ms",
 }
 COLUMNS = {
+    "mig": (("seen", "seen"),),
     "costs": (("charged", "charged"), ("truth", "truth"), ("difference", "difference")),
     "seen": (("seen", "seen"),),
     "held": (("got", "got"), ("charged", "charged"), ("truth", "truth")),

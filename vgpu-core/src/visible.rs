@@ -69,6 +69,7 @@ mod tests {
         ] {
             assert_eq!(choose(&uuids, value), expected, "{value:?}");
         }
+        assert_eq!(choose(&["MIG-aaaa-x", "MIG-bbbb-y"], "mig-b,MIG-aaaa"), [1, 0]);
         assert!(names_instances("0, MIG-1234") && !names_instances("GPU-c"));
     }
 }

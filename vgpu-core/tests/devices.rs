@@ -248,14 +248,10 @@ fn visible_devices_are_read_as_cuda_reads_them() {
 /// its GPU, beside which there is another one.
 #[test]
 fn a_share_of_an_instance_is_the_only_device_of_cuda_and_nvml() {
-    let bench = Bench::with_profile("mig = 0: 3g.40gb@0, 1g.10gb@4\n");
-    let (digits, instance) = (
-        bench.gpu(0).replacen("GPU-", "", 1),
-        bench.gpu(0).replacen("GPU-", "MIG-", 1),
-    );
-    let mut limits = bench.limits("share", 0, 0, GIB);
-    limits.gpu.clone_from(&instance);
-    bench.put(&limits);
+    let bench = Bench::of_instances("mig = 0: 3g.40gb@0, 1g.10gb@4\n");
+    let instance = bench.gpu(0).to_owned();
+    let digits = instance.replacen("MIG-", "", 1);
+    bench.share("share", 0, 0, GIB);
     let over = format!("alloc:{}", GIB + 1);
     for visible in [None, Some("0"), Some(instance.as_str())] {
         let mut client = bench.client(&["init:0", "devices", "memory", &over, "alloc:1048576", "memory"]);

@@ -56,6 +56,10 @@ pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<Contex
         .arg(&gpu.uuid)
         .env_clear()
         .envs(variables);
+    if gpu.uuid.starts_with("MIG-") {
+        // Drivers before r570 give a process one instance, the first unless another is named.
+        command.env("CUDA_VISIBLE_DEVICES", &gpu.uuid);
+    }
     let Answer { status, stdout, stderr } = answer(command, patience, KEPT).map_err(|error| error.to_string())?;
     let figure = stdout.lines().find_map(|line| line.strip_prefix(MARK)?.parse().ok());
     figure.filter(|_| status.success()).ok_or_else(|| {

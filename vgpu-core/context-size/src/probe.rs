@@ -230,7 +230,10 @@ impl Cuda {
 
     fn device(&self, uuid: &str) -> Result<c_int, Error> {
         let count_of: unsafe extern "C" fn(*mut c_int) -> c_int = self.function("cuDeviceGetCount")?;
-        let uuid_of: unsafe extern "C" fn(*mut c_void, c_int) -> c_int = self.function("cuDeviceGetUuid")?;
+        // Of an instance of a GPU in MIG mode, the first version has the UUID of the GPU. Drivers before 11.4 lack the second.
+        let newest = self.function("cuDeviceGetUuid_v2");
+        let uuid_of: unsafe extern "C" fn(*mut c_void, c_int) -> c_int =
+            newest.or_else(|_| self.function("cuDeviceGetUuid"))?;
         let get: unsafe extern "C" fn(*mut c_int, c_int) -> c_int = self.function("cuDeviceGet")?;
         let mut count = 0;
         // SAFETY: `count` is to be written.
@@ -264,7 +267,8 @@ impl Cuda {
 
 /// Returns true if NVML's text is the UUID with these bytes.
 fn is_same(text: &str, bytes: [u8; 16]) -> bool {
-    let digits = text.trim_start_matches("GPU-").bytes().filter(|byte| *byte != b'-');
+    let digits = text.split_once('-').map_or(text, |(_, digits)| digits);
+    let digits = digits.bytes().filter(|byte| *byte != b'-');
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     digits.map(|digit| digit.to_ascii_lowercase()).eq(hex.bytes())
 }
@@ -326,6 +330,7 @@ mod tests {
     fn a_gpu_is_found_by_its_uuid() {
         let bytes: [u8; 16] = std::array::from_fn(|index| index as u8 + 0xa0);
         assert!(is_same("GPU-A0A1A2A3-a4a5-a6a7-a8a9-aaabacadaeaf", bytes));
+        assert!(is_same("MIG-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf", bytes));
         assert!(!is_same("GPU-00a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf", bytes));
     }
 }

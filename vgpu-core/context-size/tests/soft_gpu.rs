@@ -117,3 +117,20 @@ fn a_driver_that_fails_gives_no_figure() {
     let said = scene.ask("GPU-00000000-0000-0000-0000-000000000000").unwrap_err();
     assert!(!said.is_empty());
 }
+
+/// Below r570 CUDA gives a process one instance. The one that is asked for is the second.
+#[test]
+fn a_context_of_an_instance_is_measured_in_that_instance() {
+    let scene = Scene::new("context_cost = 300MiB\ncontext_unowned = 20MiB\n");
+    let mut client = Command::new(vgpu_built_from::program("gpu-client"));
+    client
+        .args(["migmode:0:1", "migcreate:0:3g.40gb@0", "migcreate:0:1g.10gb@4"])
+        .env("LD_LIBRARY_PATH", &scene.driver)
+        .env("SOFT_GPU_STATE", scene.folder.path())
+        .env("SOFT_GPU_PROFILE", scene.folder.path().join("profile"));
+    let said = String::from_utf8(client.output().expect("a client").stdout).expect("text");
+    let uuid = said.trim_end().rsplit(' ').next().expect("a UUID");
+    assert!(uuid.starts_with("MIG-"), "{said}");
+    let size = scene.ask(uuid).expect("a figure");
+    assert_eq!((size.own >> 20, size.unowned >> 20), (300, 20));
+}

@@ -5,7 +5,7 @@ use crate::codes::{NOT_INITIALIZED, SUCCESS};
 use crate::driver::{Gpu, Real, Tables};
 use crate::real::{self, real};
 use crate::time_share::TimeShare;
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use vgpu_core::arbiter::Arbiter;
@@ -71,11 +71,19 @@ pub(crate) struct Devices {
     only: Option<usize>,
 }
 
+/// A handle of NVML, and the GPU whose figures it shows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NvmlDevice {
     pub(crate) handle: usize,
     pub(crate) gpu: usize,
+    /// The ids of the GPU instance and the compute instance; [`NO_INSTANCE`] for a GPU that is not in MIG mode.
+    pub(crate) ids: [c_uint; 2],
+    /// The GPU of an instance. It is no device of this process, but NVML gives its handle to whoever has the instance's.
+    pub(crate) is_parent: bool,
 }
+
+/// NVML's ids of no instance.
+pub(crate) const NO_INSTANCE: [c_uint; 2] = [c_uint::MAX; 2];
 
 /// Returns the state of this process, if it exists already, was not refused and does not record its calls.
 #[inline(always)]

@@ -90,6 +90,15 @@ impl Bench {
         bench
     }
 
+    /// A bench whose devices are instances of GPUs in MIG mode.
+    pub(crate) fn of_instances(profile: &str) -> Self {
+        let mut bench = Self::with_profile(profile);
+        for gpu in &mut bench.gpus {
+            *gpu = gpu.replacen("GPU-", "MIG-", 1);
+        }
+        bench
+    }
+
     /// A bench with one share of `memory` bytes on the first GPU.
     pub(crate) fn with_share(memory: u64) -> Self {
         Self::of_share("", memory)

@@ -16,6 +16,8 @@ hooks! { nvml;
     virtualised nvmlDeviceGetTopologyNearestGpus: (device: usize, level: c_int, count: *mut c_uint, devices: *mut usize) => nvml::devices::only_own(count, devices);
     virtualised nvmlDeviceGetHandleByUUIDV: (uuid: *const c_void, device: *mut usize) => |device| nvml::devices::by_text(device);
     virtualised nvmlUnitGetDevices: (unit: usize, count: *mut c_uint, devices: *mut usize) => |count, devices| nvml::devices::of_unit(count, devices);
+    virtualised nvmlDeviceGetMigDeviceHandleByIndex: (gpu: usize, index: c_uint, device: *mut usize) => |device| nvml::devices::instance_by_index(gpu, device);
+    virtualised nvmlGpmMigSampleGet: (gpu: usize, id: c_uint, sample: usize) => nvml::devices::counters(gpu, id);
     virtualised nvmlDeviceGetIndex: (device: usize, index: *mut c_uint) => nvml::devices::index(device, index);
 
     limited nvmlDeviceGetMemoryInfo: (device: usize, info: *mut nvml::info::Memory) => nvml::info::memory(device, info);

@@ -4,11 +4,10 @@
 use std::sync::OnceLock;
 
 use soft_gpu::c::Res;
-use soft_gpu::state::User;
 
 use crate::codes::{INSUFFICIENT_SIZE, In, NOT_SUPPORTED, Out};
 use crate::library::{device, state};
-use crate::usage::{picture, visible};
+use crate::usage::{Listed, listed};
 
 /// One process as nvidia-smi reads it: 4128 bytes, 4096 of them for the name.
 #[derive(Clone, Copy)]
@@ -63,16 +62,15 @@ fn name(pid: u32) -> [u8; 4096] {
 }
 
 fn processes(gpu: u64, count: Out<u32>, out: Out<Entry>) -> Res {
-    let picture = picture(gpu)?;
-    let entry = |(pid, user): (u32, &User)| Entry {
+    let entry = |(pid, user, [gpu_instance, compute_instance]): Listed<'_>| Entry {
         pid,
         memory: user.listed,
-        gpu_instance: u32::MAX,
-        compute_instance: u32::MAX,
+        gpu_instance,
+        compute_instance,
         padding: 0,
         name: name(pid),
     };
-    let entries: Vec<Entry> = visible(gpu, &picture)?.into_iter().map(entry).collect();
+    let entries: Vec<Entry> = listed(gpu, entry)?;
     let room = count.get()? as usize;
     count.set(entries.len() as u32)?;
     if entries.len() > room {

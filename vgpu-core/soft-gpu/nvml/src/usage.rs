@@ -2,7 +2,6 @@
 
 use soft_gpu::c::{Code, Res};
 use soft_gpu::memory_limits::Told;
-use soft_gpu::mig::COMPUTE_INSTANCE;
 use soft_gpu::profile::NvmlPids;
 use soft_gpu::state::{Picture, State, User};
 
@@ -75,7 +74,7 @@ pub(crate) struct Accounting {
     reserved: [u32; 5],
 }
 
-pub(crate) fn picture(gpu: u64) -> Result<Picture, Code> {
+fn picture(gpu: u64) -> Result<Picture, Code> {
     let (state, gpu) = device(gpu)?;
     Ok(state.look(gpu))
 }
@@ -92,7 +91,9 @@ fn measured(gpu: u64) -> Result<Picture, Code> {
 /// The GPU instance and the compute instance of a device; a GPU has neither.
 fn instance_ids(state: &State, device: usize) -> [u32; 2] {
     let instance = state.instance(device);
-    instance.map_or([u32::MAX; 2], |instance| [instance.id(), COMPUTE_INSTANCE])
+    instance.map_or([u32::MAX; 2], |instance| {
+        [instance.id(), instance.compute.unwrap_or(u32::MAX)]
+    })
 }
 
 /// A GPU or an instance; or a GPU in MIG mode, which has what its instances have: itself, and these.
@@ -114,7 +115,7 @@ const NO_PID: u32 = 1 << 22;
 
 /// Returns the processes of a picture with the PIDs by which NVML lists them, as the profile and the file `control`
 /// say.
-pub(crate) fn visible(gpu: u64, picture: &Picture) -> Result<Vec<(u32, &User)>, Code> {
+fn visible(gpu: u64, picture: &Picture) -> Result<Vec<(u32, &User)>, Code> {
     let (state, _) = either(gpu)?;
     let (mode, wrong) = (state.profile().nvml_pids, state.control().wrong_pids);
     let listed = picture.users.iter().filter_map(|user| {
@@ -140,7 +141,7 @@ pub(crate) fn list<T: Copy>(count: Out<u32>, out: Out<T>, items: &[T]) -> Res {
 }
 
 /// A process by the PID that NVML lists, and the ids of the instances that it uses.
-type Listed<'a> = (u32, &'a User, [u32; 2]);
+pub(crate) type Listed<'a> = (u32, &'a User, [u32; 2]);
 
 impl From<Listed<'_>> for ProcessV1 {
     fn from((pid, user, _): Listed<'_>) -> Self {
@@ -163,14 +164,19 @@ impl From<Listed<'_>> for ProcessV2 {
 }
 
 fn processes<T: Copy + for<'a> From<Listed<'a>>>(gpu: u64, count: Out<u32>, out: Out<T>) -> Res {
+    list(count, out, &listed(gpu, |one: Listed<'_>| T::from(one))?)
+}
+
+/// The processes of a GPU with its instances, or of an instance.
+pub(crate) fn listed<T>(gpu: u64, make: impl Fn(Listed<'_>) -> T) -> Result<Vec<T>, Code> {
     let (state, parts) = parts(gpu)?;
-    let mut processes: Vec<T> = Vec::new();
+    let mut processes = Vec::new();
     for part in parts {
         let (picture, ids) = (state.look(part), instance_ids(state, part));
         let listed = visible(gpu, &picture)?.into_iter();
-        processes.extend(listed.map(|(pid, user)| T::from((pid, user, ids))));
+        processes.extend(listed.map(|(pid, user)| make((pid, user, ids))));
     }
-    list(count, out, &processes)
+    Ok(processes)
 }
 
 fn none(gpu: u64, count: Out<u32>) -> Res {

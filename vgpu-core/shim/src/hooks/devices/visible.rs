@@ -10,6 +10,10 @@
 //! another string, and restored by one more store. Nothing moves and nothing is freed: threads that read the
 //! environment meanwhile see either string, and children inherit what the program has set.
 //!
+//! Where shares are of instances of a GPU in MIG mode, the driver finds these by name instead of a hidden variable: drivers
+//! before r570 give a process one instance alone, the first unless the variable names another. A value that names instances
+//! is the driver's to read.
+//!
 //! How it fails: a thread that calls setenv while another calls cuInit may move `environ` meanwhile; getenv has the
 //! same problem. In a child that is forked during cuInit the variable stays hidden, and the child sees the GPUs of all
 //! its shares.
@@ -17,6 +21,7 @@
 use crate::process::Ready;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, Ordering};
+use std::ffi::CString;
 use std::time::Duration;
 use vgpu_core::visible::names_instances;
 
@@ -48,19 +53,32 @@ pub(crate) fn hidden(ready: &'static Ready, init: impl FnOnce() -> c_int) -> c_i
     let value = texts.first().map(|text| unsafe { CStr::from_ptr(*text) }.to_bytes());
     let value = value.map(|text| String::from_utf8_lossy(&text[NAME.len()..]).into_owned());
     let value = value.filter(|value| !names_instances(value));
+    let stand_in = stand_in(ready);
     if value.is_some() {
-        let stand_in = STAND_IN.as_ptr().cast_mut();
+        let stand_in = stand_in.as_ptr().cast_mut();
         places.iter().for_each(|place| place.store(stand_in, Ordering::Release));
     }
     *ready.visible.lock() = value;
     let result = init();
     // Searched again: the environment may have moved.
-    let stood_in = self::places(|text| core::ptr::eq(text.as_ptr(), STAND_IN.to_bytes().as_ptr()));
+    let stood_in = self::places(|text| core::ptr::eq(text.as_ptr(), stand_in.to_bytes().as_ptr()));
     for (place, text) in stood_in.into_iter().zip(texts) {
         place.store(text, Ordering::Release);
     }
     drop(initialising);
     result
+}
+
+/// What replaces the variable: nothing that the driver reads, or this process's instances.
+fn stand_in(ready: &'static Ready) -> &'static CStr {
+    let uuids = ready.gpus.iter().map(|gpu| gpu.uuid.as_str());
+    let own: Vec<&str> = uuids.filter(|uuid| names_instances(uuid)).collect();
+    if own.is_empty() || own.len() < ready.gpus.len() {
+        return STAND_IN;
+    }
+    let text = [NAME, own.join(",").as_bytes()].concat();
+    // Leaked, because another thread may be reading the environment. It is made once a process.
+    CString::new(text).map_or(STAND_IN, |text| Box::leak(text.into_boxed_c_str()))
 }
 
 /// Returns the entries of the environment for which `wanted` is true.

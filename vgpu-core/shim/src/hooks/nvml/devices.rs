@@ -1,11 +1,21 @@
 //! NVML's list of devices: only GPUs in which this process has a share, in NVML's order; then instances of GPUs in MIG mode,
 //! which NVML itself lists below their GPU alone.
+//!
+//! The GPU of an instance is in no list. NVML hands out its handle (nvmlDeviceGetDeviceHandleFromMigDeviceHandle, events),
+//! which programs need for its name, its PCI address and its power. Memory and processes of that handle are those of this
+//! process's first share in an instance of it, and its instances are this process's own.
+//!
+//! Failure modes:
+//! - An instance is ended and made again: NVML uses handles' values again, so those of instances are checked by their UUIDs
+//!   whenever the list is used, and looked up again. One that is gone is left out.
+//! - A program keeps a handle of an instance that was ended: NVML's error is its answer.
 
 use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::nvml::list::{fill, keep};
+use crate::names::slot;
 use crate::out::put;
-use crate::process::{NvmlDevice, Ready};
-use crate::real::real;
+use crate::process::{NO_INSTANCE, NvmlDevice, Ready};
+use crate::real::{self, real};
 use core::ffi::{CStr, c_char, c_int, c_uint};
 use std::ffi::CString;
 use std::sync::atomic::Ordering;
@@ -46,13 +56,31 @@ pub(crate) fn keep_open(ready: &'static Ready) -> bool {
     *own
 }
 
-/// Returns the devices of this process. A fork child looks for them again.
+/// Returns the devices of this process.
 pub(crate) fn list(ready: &'static Ready) -> Vec<NvmlDevice> {
+    let mut all = known(ready);
+    all.retain(|device| !device.is_parent);
+    all
+}
+
+/// Returns the devices of this process, and the GPUs of those that are instances. A fork child looks for them again.
+fn known(ready: &'static Ready) -> Vec<NvmlDevice> {
     let mut known = ready.nvml.lock();
-    if known.is_empty() {
+    if known.is_empty() || known.iter().any(|device| is_stale(ready, device)) {
         *known = enumerate(ready);
     }
     known.clone()
+}
+
+/// Returns what is known of a handle.
+pub(crate) fn find(ready: &'static Ready, handle: usize) -> Option<NvmlDevice> {
+    known(ready).into_iter().find(|device| device.handle == handle)
+}
+
+/// Returns true if the handle of an instance is another one's by now, or no one's.
+fn is_stale(ready: &'static Ready, device: &NvmlDevice) -> bool {
+    let own = ready.gpus.get(device.gpu).map(|gpu| gpu.uuid.as_str());
+    !device.is_parent && device.ids != NO_INSTANCE && uuid(device.handle).as_deref() != own
 }
 
 fn enumerate(ready: &'static Ready) -> Vec<NvmlDevice> {
@@ -63,8 +91,64 @@ fn enumerate(ready: &'static Ready) -> Vec<NvmlDevice> {
     }
     let gpus = (0..count).filter_map(|index| of(ready, index));
     let instances = ready.gpus.iter().enumerate();
-    let instances = instances.filter_map(|(gpu, known)| instance(&known.uuid).map(|handle| NvmlDevice { handle, gpu }));
-    gpus.chain(instances).collect()
+    let instances = instances.filter_map(|(gpu, known)| {
+        let handle = instance(&known.uuid)?;
+        let (ids, is_parent) = (ids(handle), false);
+        Some(NvmlDevice {
+            handle,
+            gpu,
+            ids,
+            is_parent,
+        })
+    });
+    let mut all: Vec<NvmlDevice> = gpus.chain(instances).collect();
+    for device in all.clone() {
+        let parent = if device.ids == NO_INSTANCE {
+            None
+        } else {
+            parent(device.handle)
+        };
+        if let Some(handle) = parent.filter(|handle| all.iter().all(|known| known.handle != *handle)) {
+            let is_parent = true;
+            all.push(NvmlDevice {
+                handle,
+                is_parent,
+                ..device
+            });
+        }
+    }
+    all
+}
+
+/// The ids of an instance; zeros from a driver that has no such functions, which knows no instances either.
+fn ids(handle: usize) -> [c_uint; 2] {
+    let mut ids = [0; 2];
+    if real::has(slot::nvmlDeviceGetGpuInstanceId) && real::has(slot::nvmlDeviceGetComputeInstanceId) {
+        // SAFETY: a handle of NVML's, and numbers to be written.
+        unsafe {
+            real!(nvmlDeviceGetGpuInstanceId(usize, *mut c_uint))(handle, &mut ids[0]);
+            real!(nvmlDeviceGetComputeInstanceId(usize, *mut c_uint))(handle, &mut ids[1]);
+        }
+    }
+    ids
+}
+
+/// The GPU of an instance.
+fn parent(instance: usize) -> Option<usize> {
+    let mut gpu = 0;
+    real::has(slot::nvmlDeviceGetDeviceHandleFromMigDeviceHandle).then_some(())?;
+    let ask = real!(nvmlDeviceGetDeviceHandleFromMigDeviceHandle(usize, *mut usize));
+    // SAFETY: a handle of NVML's, and one to be written.
+    (unsafe { ask(instance, &mut gpu) } == NVML_SUCCESS).then_some(gpu)
+}
+
+fn uuid(handle: usize) -> Option<String> {
+    let mut text = [0 as c_char; 96];
+    // SAFETY: the text is to be written within its length.
+    let result = unsafe { real!(nvmlDeviceGetUUID(usize, *mut c_char, c_uint))(handle, text.as_mut_ptr(), 95) };
+    // SAFETY: the last byte is zero.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str();
+    (result == NVML_SUCCESS).then_some(text.ok()?.to_owned())
 }
 
 /// The handle of an instance; None if the UUID is a GPU's, or the instance is gone.
@@ -78,19 +162,18 @@ fn instance(uuid: &str) -> Option<usize> {
 }
 
 fn of(ready: &'static Ready, index: c_uint) -> Option<NvmlDevice> {
-    let (mut handle, mut uuid) = (0_usize, [0 as c_char; 96]);
-    // SAFETY: handle and text are to be written, the latter within its length.
-    let result = unsafe {
-        match real!(nvmlDeviceGetHandleByIndex_v2)(index, &mut handle) {
-            NVML_SUCCESS => real!(nvmlDeviceGetUUID(usize, *mut c_char, c_uint))(handle, uuid.as_mut_ptr(), 95),
-            error => error,
-        }
-    };
-    (result == NVML_SUCCESS).then_some(())?;
-    // SAFETY: the last byte is zero.
-    let uuid = unsafe { CStr::from_ptr(uuid.as_ptr()) }.to_str().ok()?;
-    let gpu = ready.gpus.iter().position(|gpu| gpu.uuid.eq_ignore_ascii_case(uuid))?;
-    Some(NvmlDevice { handle, gpu })
+    let mut handle = 0_usize;
+    // SAFETY: to be written.
+    let result = unsafe { real!(nvmlDeviceGetHandleByIndex_v2)(index, &mut handle) };
+    let uuid = (result == NVML_SUCCESS).then(|| uuid(handle)).flatten()?;
+    let gpu = ready.gpus.iter().position(|gpu| gpu.uuid.eq_ignore_ascii_case(&uuid))?;
+    let (ids, is_parent) = (NO_INSTANCE, false);
+    Some(NvmlDevice {
+        handle,
+        gpu,
+        ids,
+        is_parent,
+    })
 }
 
 pub(crate) unsafe fn count(ready: &'static Ready, count: *mut c_uint, next: impl FnOnce() -> c_int) -> c_int {
@@ -197,4 +280,29 @@ pub(crate) unsafe fn index(
         unsafe { put(index, place as c_uint) };
     }
     result
+}
+
+/// An instance of a GPU by its MIG index, if it is this process's own.
+pub(crate) unsafe fn instance_by_index(
+    ready: &'static Ready,
+    gpu: usize,
+    device: *mut usize,
+    next: impl FnOnce(*mut usize) -> c_int,
+) -> c_int {
+    match find(ready, gpu) {
+        // SAFETY: the caller's promises to NVML.
+        Some(NvmlDevice { is_parent: true, .. }) => unsafe { by_text(ready, device, next) },
+        _ => next(device),
+    }
+}
+
+/// Counters of an instance by its id: of this process's own alone.
+pub(crate) fn counters(ready: &'static Ready, gpu: usize, id: c_uint, next: impl FnOnce() -> c_int) -> c_int {
+    let all = known(ready);
+    let is_own = |device: &NvmlDevice| !device.is_parent && device.ids[0] == id && parent(device.handle) == Some(gpu);
+    let is_parent = all.iter().any(|device| device.is_parent && device.handle == gpu);
+    match is_parent && !all.iter().any(is_own) {
+        true => NVML_NOT_FOUND,
+        false => next(),
+    }
 }

@@ -9,8 +9,8 @@
 
 use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NO_PERMISSION, NVML_SUCCESS};
 use crate::detour;
-use crate::hooks::nvml::info::running;
-use crate::hooks::nvml::list::fill;
+use crate::hooks::nvml::info::with_ids;
+use crate::hooks::nvml::list::{Used, fill};
 use crate::process::Ready;
 use crate::real::real;
 use crate::start;
@@ -93,16 +93,16 @@ fn answer(count: *mut c_uint, entries: *mut Entry, list: impl FnOnce(&'static Re
 }
 
 extern "C" fn compute(device: usize, count: *mut c_uint, entries: *mut Entry) -> c_int {
-    let entry = |(pid, used): (u32, u64)| Entry {
+    let entry = |(pid, used, [gpu_instance, compute_instance]): Used| Entry {
         pid,
         used,
-        gpu_instance: c_uint::MAX,
-        compute_instance: c_uint::MAX,
+        gpu_instance,
+        compute_instance,
         padding: 0,
         name: name(pid),
     };
     answer(count, entries, |ready| {
-        running(ready, device).into_iter().flatten().map(entry).collect()
+        with_ids(ready, device).into_iter().flatten().map(entry).collect()
     })
 }
 

@@ -7,7 +7,7 @@ use crate::codes::{NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS};
 use crate::detour;
 use crate::driver::Gpu;
 use crate::hooks::nvml;
-use crate::hooks::nvml::list::{fill, keep};
+use crate::hooks::nvml::list::{Used, fill, keep};
 use crate::names::slot;
 use crate::out::put;
 use crate::process::Ready;
@@ -43,17 +43,14 @@ pub(crate) struct ProcessV1 {
     used: c_ulonglong,
 }
 
-impl From<(u32, u64)> for ProcessV1 {
-    fn from((pid, used): (u32, u64)) -> Self {
+impl From<Used> for ProcessV1 {
+    fn from((pid, used, _): Used) -> Self {
         Self { pid, used }
     }
 }
 
 pub(crate) fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> {
-    let found = nvml::devices::list(ready)
-        .into_iter()
-        .find(|known| known.handle == device)?;
-    ready.gpus.get(found.gpu)
+    ready.gpus.get(nvml::devices::find(ready, device)?.gpu)
 }
 
 /// Total and used bytes of a GPU's shares.
@@ -125,15 +122,22 @@ pub(crate) fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, 
     Some(gpu.account.processes())
 }
 
+/// The processes of the shares of a GPU or an instance, with the ids of the latter.
+pub(crate) fn with_ids(ready: &'static Ready, device: usize) -> Option<Vec<Used>> {
+    let ids = nvml::devices::find(ready, device)?.ids;
+    let running = running(ready, device)?.into_iter();
+    Some(running.map(|(pid, bytes)| (pid, bytes, ids)).collect())
+}
+
 /// Writes the list of compute processes, in either layout.
-pub(crate) unsafe fn processes<T: From<(u32, u64)> + Copy>(
+pub(crate) unsafe fn processes<T: From<Used> + Copy>(
     ready: &'static Ready,
     device: usize,
     count: *mut c_uint,
     list: *mut T,
     next: impl FnOnce() -> c_int,
 ) -> c_int {
-    let Some(running) = running(ready, device) else {
+    let Some(running) = with_ids(ready, device) else {
         return next();
     };
     let found: Vec<T> = running.into_iter().map(T::from).collect();

@@ -13,13 +13,16 @@ pub(crate) struct Process {
     pub(crate) compute_instance: c_uint,
 }
 
-impl From<(u32, u64)> for Process {
-    fn from((pid, used): (u32, u64)) -> Self {
+/// A process by its PID, its bytes, and the ids of the instances in which it is.
+pub(crate) type Used = (u32, u64, [c_uint; 2]);
+
+impl From<Used> for Process {
+    fn from((pid, used, [gpu_instance, compute_instance]): Used) -> Self {
         Self {
             pid,
             used,
-            gpu_instance: c_uint::MAX,
-            compute_instance: c_uint::MAX,
+            gpu_instance,
+            compute_instance,
         }
     }
 }
