@@ -240,7 +240,7 @@ fn visible_devices_are_read_as_cuda_reads_them() {
     ] {
         assert_eq!(seen(&bench, &value), expected, "{value:?}");
     }
-    // Only the driver can choose instances, so they are left to it. The software GPU has none.
+    // Only the driver can choose instances, so they are left to it.
     assert_eq!(seen(&bench, "MIG-11111111-2222-3333-4444-555555555555"), none());
 }
 

@@ -31,7 +31,7 @@ type Texts = BTreeMap<String, Result<Vec<Prepared>, String>>;
 async fn each_of_many_calls_at_once_gets_its_own_answer() {
     let (rig, node, driver, ids) = with_calls(64).await;
     let other = LockFile::open(&rig.config().lock).expect("opened");
-    let taken = other.try_lock().expect("a lock file").expect("free");
+    let taken = take(&other);
     let calls = calls(&driver, &ids);
     tokio::time::sleep(LOCKED_WITHIN / 2).await;
     drop(taken);
@@ -55,7 +55,7 @@ async fn each_of_many_calls_at_once_gets_its_own_answer() {
 async fn a_call_that_is_cancelled_while_it_waits_is_left_out() {
     let (rig, node, driver, ids) = with_calls(3).await;
     let other = LockFile::open(&rig.config().lock).expect("opened");
-    let taken = other.try_lock().expect("a lock file").expect("free");
+    let taken = take(&other);
     let calls = calls(&driver, &ids);
     tokio::time::sleep(LOCKED_WITHIN / 2).await;
     calls[1].abort();
@@ -74,7 +74,7 @@ async fn a_call_that_is_cancelled_while_it_waits_is_left_out() {
 async fn the_call_whose_turn_it_is_may_go_away() {
     let (rig, node, driver, ids) = with_calls(3).await;
     let other = LockFile::open(&rig.config().lock).expect("opened");
-    let taken = other.try_lock().expect("a lock file").expect("free");
+    let taken = take(&other);
     let calls = calls(&driver, &ids);
     tokio::time::sleep(LOCKED_WITHIN / 2).await;
     // The first call is the one that waits for the lock file.
@@ -92,7 +92,7 @@ async fn the_call_whose_turn_it_is_may_go_away() {
 async fn a_claim_that_is_unprepared_while_its_call_waits_is_refused() {
     let (rig, node, driver, ids) = with_calls(2).await;
     let other = LockFile::open(&rig.config().lock).expect("opened");
-    let taken = other.try_lock().expect("a lock file").expect("free");
+    let taken = take(&other);
     let unprepared = {
         let (driver, id) = (driver.clone(), ids[1].clone());
         tokio::spawn(async move { driver.unprepare(vec![id]).await })
@@ -114,7 +114,7 @@ async fn a_claim_that_is_unprepared_while_its_call_waits_is_refused() {
 async fn one_turn_prepares_the_claims_of_all_calls_that_wait() {
     let (rig, node, ..) = with_calls(0).await;
     let other = LockFile::open(&rig.config().lock).expect("opened");
-    let taken = other.try_lock().expect("a lock file").expect("free");
+    let taken = take(&other);
     let read = |uid: &str| claim(uid, &[(uid, 1, 0)]);
     let calls = [
         (vec![read("u1"), read("u2")], BTreeSet::new()),
@@ -156,7 +156,7 @@ async fn one_turn_unprepares_the_claims_of_all_calls_that_wait() {
         assert!(call.await.expect("no panic").values().all(Result::is_ok));
     }
     let other = LockFile::open(&rig.config().lock).expect("opened");
-    let taken = other.try_lock().expect("a lock file").expect("free");
+    let taken = take(&other);
     let first = rig.path("run/claims/u0/u0/limits");
     let ends = [
         vec![ids[0].clone()],

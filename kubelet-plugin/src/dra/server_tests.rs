@@ -6,7 +6,7 @@ use crate::dra::clean_up::{CleanUp, MONITORS_EVERY};
 use crate::dra::health::{Health, Report};
 use crate::dra::library::tests::release;
 use crate::dra::mount_users::{Keeper, MountUsers, ShareMount};
-use crate::dra::node::tests::{Rig, claim, id};
+use crate::dra::node::tests::{Rig, claim, id, take};
 use crate::dra::node::{LOCKED_WITHIN, LockFile};
 use crate::dra::registration::{self, Registrar, Socket};
 use crate::dra::share::{ShareKey, ShareKeys};
@@ -337,7 +337,7 @@ async fn a_lock_that_another_instance_keeps_is_given_up_and_stops_nothing_else()
     let node = SharedNode::new(rig.open());
     let driver = Arc::new(service(&node, &api));
     let other = LockFile::open(&rig.config().lock).expect("opened");
-    let taken = other.try_lock().expect("a lock file").expect("free");
+    let taken = take(&other);
     let unprepares: Vec<_> = (0..20)
         .map(|n| {
             let (driver, id) = (driver.clone(), id(&format!("u{n}")));

@@ -107,10 +107,7 @@ impl Rig {
     pub(crate) fn try_open(&self) -> Result<Node, Error> {
         let config = self.config();
         let lock = LockFile::open(&config.lock).map_err(Error::Lock)?;
-        let locked = lock
-            .try_lock()
-            .map_err(Error::Lock)?
-            .expect("no instance has a turn now");
+        let locked = take(&lock);
         let mut node = Node::open(config, lock.clone(), &locked, self.living())?;
         node.set_inventory(Ok(Inventory::new(vec![gpu(0), gpu(1)])));
         Ok(node)
@@ -189,7 +186,7 @@ impl Rig {
 impl Node {
     /// Takes the lock, in a test without another instance that could have it.
     pub(crate) fn locked(&self) -> Locked {
-        self.lock.try_lock().expect("a lock file").expect("the lock is free")
+        take(&self.lock)
     }
 }
 
@@ -198,6 +195,19 @@ impl Drop for Rig {
         if self.owned.is_some() {
             self.unmount();
         }
+    }
+}
+
+/// Takes the lock of the turns, which no instance has. A process that another test is starting has a copy of its descriptor for
+/// a moment.
+pub(crate) fn take(lock: &LockFile) -> Locked {
+    let start = Instant::now();
+    loop {
+        if let Some(locked) = lock.try_lock().expect("a lock file") {
+            return locked;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "the lock is not free");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
