@@ -359,7 +359,6 @@ mod tests {
             record()
         );
         assert!(read("GPU-3f8a1c20-1111.9.0.json", GOLDEN.as_bytes()).is_err());
-        assert!(read("GPU-3f8a1c20-1111.mode.json", GOLDEN.as_bytes()).is_err());
         let mut later = serde_json::to_value(record()).expect("JSON");
         later["later"] = serde_json::json!([1]);
         let bytes = sealed::seal(VERSION, &later).expect("bytes");
