@@ -26,7 +26,8 @@ pub(crate) struct State {
     pub(crate) loses_answer_in: Option<usize>,
     /// The next call of this kind is refused.
     pub(crate) refuses: Option<(fn(&Call) -> bool, Code)>,
-    pub(crate) is_disk_full: bool,
+    /// Writes until the disk is full.
+    pub(crate) writes_left: Option<usize>,
     pub(crate) calls: Vec<Call>,
 }
 
@@ -103,7 +104,7 @@ impl MigDriver for Machine {
 impl Store for Machine {
     fn write(&self, name: &str, bytes: &[u8], _is_synced: bool) -> Result<(), Failed> {
         self.step();
-        if self.state().is_disk_full {
+        if self.state().takes_no_write() {
             return Err(failed("write", name.as_ref())(std::io::ErrorKind::StorageFull.into()));
         }
         self.state().files.insert(name.to_owned(), bytes.to_vec());
@@ -141,6 +142,12 @@ impl State {
             true => Err(refused(call, Code::NoAnswer)),
             false => answer,
         }
+    }
+
+    fn takes_no_write(&mut self) -> bool {
+        let is_full = self.writes_left == Some(0);
+        self.writes_left = self.writes_left.map(|left| left.saturating_sub(1));
+        is_full
     }
 
     pub(crate) fn gpu(&mut self, uuid: &str) -> &mut Gpu {

@@ -31,7 +31,8 @@
 //! - The driver refuses to create: the record is removed, and the mode that was switched on for it is off again.
 //! - Mode: it is on without a record when an administrator switched it on, and then it stays on. One that cannot be switched
 //!   off again is reported and tried again.
-//! - The disk is full: no instance is made, and those of ended claims are destroyed.
+//! - The disk is full: no instance is made, and those of ended claims are destroyed. If it becomes full between record and
+//!   refusal, the record is removed: an instance that had vanished is then not made again before the next Prepare.
 //! - A claim is allocated to two places of one pool, or two claims overlap: the second one is refused, with the holders.
 
 use crate::driver::{Code, ComputeInstance, GpuInstance, MigDriver, Refused, overlap};
@@ -206,7 +207,7 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
         }
         if record.stage != Stage::Absent {
             record.stage = Stage::Absent;
-            self.save_absent(record)?;
+            record.save(&self.store, true)?;
         }
         let made = self
             .ready(record, is_gpu_held)
@@ -217,15 +218,6 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             self.switch_back(&record.gpu);
         }
         Ok((made?, true))
-    }
-
-    /// Writes down that a record's instance is not there. If that fails, the record goes: an instance that an administrator
-    /// makes here must not look like the claim's.
-    fn save_absent(&self, record: &Record) -> Result<(), Failed> {
-        match record.save(&self.store, true) {
-            Err(_) => self.store.remove(&record.key().file()),
-            Ok(()) => Ok(()),
-        }
     }
 
     /// Makes the GPU instance of a record. Its place is free.
@@ -243,7 +235,11 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             Err(source) => {
                 if source.code != Code::NoAnswer {
                     record.stage = Stage::Absent;
-                    self.save_absent(record)?;
+                    if record.save(&self.store, true).is_err() {
+                        // What made the create fail may be the same instance, an administrator's, which must not look
+                        // like the claim's.
+                        self.store.remove(&record.key().file())?;
+                    }
                 }
                 Err(refused(record, "create it", source))
             }

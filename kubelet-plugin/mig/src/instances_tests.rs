@@ -177,7 +177,7 @@ fn a_refused_create_leaves_nothing() {
             assert!(ours(&machine).is_empty() && machine.state().files.is_empty());
         }
     }
-    machine.state().is_disk_full = true;
+    machine.state().writes_left = Some(0);
     assert!(said(plugin.prepare(&HALF, false)).contains("GPU-1.9.4.json"));
     assert!(
         !machine
@@ -188,9 +188,9 @@ fn a_refused_create_leaves_nothing() {
             .take(3)
             .any(|call| matches!(call, Call::Create { .. }))
     );
-    machine.state().is_disk_full = false;
+    machine.state().writes_left = None;
     plugin.prepare(&HALF, false).expect("made");
-    machine.state().is_disk_full = true;
+    machine.state().writes_left = Some(0);
     let report = plugin.unprepare("u1").expect("listed");
     assert_eq!(
         (report.destroyed.len(), ours(&machine).len()),
@@ -202,16 +202,17 @@ fn a_refused_create_leaves_nothing() {
 /// An administrator's create comes between the list and the claim's create.
 #[test]
 fn an_instance_that_made_the_create_fail_is_not_the_claims() {
-    for is_disk_full in [false, true] {
+    // The third write says that it is not there.
+    for writes_left in [None, Some(2)] {
         let machine = machine();
         let plugin = machine.plugin(false);
         plugin.prepare(&HALF, false).expect("made");
         // All instances are lost, and an administrator is faster.
         machine.state().gpu(GPU).instances.clear();
         machine.state().refuses = Some((|call| matches!(call, Call::Create { .. }), Code::InsufficientResources));
-        machine.state().is_disk_full = is_disk_full;
+        machine.state().writes_left = writes_left;
         let report = plugin.recover(known(&["u1"])).expect("listed");
-        machine.state().is_disk_full = false;
+        machine.state().writes_left = None;
         assert_eq!(report.problems.len(), 1);
         machine.state().refuses = None;
         machine.state().gpu(GPU).create(9, HALF.placement, true).expect("made");
@@ -284,6 +285,47 @@ fn a_vanished_instance_is_made_again_or_reported() {
     assert!(said(plugin.prepare(&HALF, false)).contains("no claim made"));
     assert_eq!(plugin.unprepare("u1").expect("listed").problems.len(), 0);
     assert_eq!(machine.state().gpu(GPU).instances.len(), 2);
+}
+
+/// The driver gives the new instance the id and the UUID of the claim's.
+#[test]
+fn another_profile_in_the_same_place_is_not_the_claims() {
+    let machine = machine();
+    let plugin = machine.plugin(false);
+    let small = Asked {
+        profile: 15,
+        placement: Placement { start: 4, size: 2 },
+        ..HALF
+    };
+    let made = plugin.prepare(&small, false).expect("made");
+    machine.state().gpu(GPU).instances.clear();
+    machine
+        .state()
+        .gpu(GPU)
+        .create(14, small.placement, true)
+        .expect("made");
+    let theirs = plugin.administrators(GPU).expect("listed");
+    assert_eq!(
+        (theirs[0].id, &theirs[0].compute[0].uuid),
+        (made.gpu_instance, &made.uuid)
+    );
+    assert!(matches!(
+        plugin.recover(known(&["u1"])).expect("listed").problems[..],
+        [Error::Vanished { .. }]
+    ));
+    assert!(plugin.unprepare("u1").expect("listed").destroyed.is_empty());
+    assert_eq!(machine.state().gpu(GPU).places(true).len(), 1);
+}
+
+#[test]
+fn a_missing_compute_instance_is_made_again() {
+    let machine = machine();
+    let plugin = machine.plugin(false);
+    let made = plugin.prepare(&HALF, false).expect("made");
+    machine.state().gpu(GPU).instances[0].has_compute = false;
+    assert!(plugin.recover(known(&["u1"])).expect("listed").problems.is_empty());
+    assert!(machine.state().gpu(GPU).instances[0].has_compute);
+    assert_eq!(plugin.prepare(&HALF, false).expect("there"), made);
 }
 
 fn switching(is_on: bool) -> (Machine, TestInstances) {
