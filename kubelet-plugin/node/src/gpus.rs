@@ -3,6 +3,7 @@
 mod memory_sizes;
 mod mig;
 mod nvlink;
+pub mod raw;
 mod read_memory;
 mod read_nvlink;
 mod sysfs;

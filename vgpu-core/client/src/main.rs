@@ -8,8 +8,8 @@
 //!  gpu-client sizes | limit | hold BYTES          a program that knows no limit: share.rs
 //! ```
 //!
-//! Steps: `basic.rs`, `memory.rs` and `answers.rs` make one call or a few, `odd.rs` makes rare calls; `storm.rs`,
-//! `crowd.rs` and `exchange.rs` use many threads at once; `process.rs` has what a program may do to itself and to its
+//! Steps: `basic.rs`, `memory.rs` and `answers.rs` make one call or a few, `odd.rs` makes rare calls, and `mig.rs` those of
+//! an administrator of GPUs in MIG mode; `storm.rs`, `crowd.rs` and `exchange.rs` use many threads at once; `process.rs` has what a program may do to itself and to its
 //! children, `timing.rs` and `compute.rs` use GPU time. All use `client.rs` (what the client has), `alloc.rs`
 //! (allocations of each kind) and `library.rs` (how it calls).
 #![allow(unsafe_code)] // Calls through dlsym.
@@ -24,6 +24,7 @@ mod crowd;
 mod exchange;
 mod library;
 mod memory;
+mod mig;
 mod odd;
 mod process;
 mod share;
@@ -40,7 +41,7 @@ use std::io::Write;
 type Step = fn(&mut Client, name: &str, value: &str) -> Option<String>;
 
 /// Each function runs the steps whose names it knows, and returns None for others.
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     basic::step,
     memory::step,
     answers::step,
@@ -51,6 +52,7 @@ const STEPS: [Step; 10] = [
     timing::step,
     exchange::step,
     compute::step,
+    mig::step,
 ];
 
 /// Does a step and prints its line: its name, its result and further output.

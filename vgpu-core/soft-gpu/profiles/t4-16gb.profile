@@ -9,3 +9,4 @@ sms = 40
 compute_capability = 7.5
 driver_version = 550.163.01
 cuda_version = 12.4
+mig_product = none

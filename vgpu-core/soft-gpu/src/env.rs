@@ -1,7 +1,7 @@
 //! Reads the variables that are the whole interface: SOFT_GPU_STATE, SOFT_GPU_PROFILE, SOFT_GPU_CGROUP and
 //! SOFT_GPU_CAPS. No other module reads them.
 
-#![allow(unsafe_code)] // getuid has no safe wrapper in std.
+#![allow(unsafe_code)] // getuid and geteuid have no safe wrappers in std.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
@@ -91,6 +91,12 @@ fn given(dir: &Path) -> Result<PathBuf, Error> {
     }
     // Absolute, because the program may change its working directory.
     fs::canonicalize(dir).map_err(error)
+}
+
+/// The user on whose behalf this process acts.
+pub(crate) fn user() -> u32 {
+    // SAFETY: geteuid always succeeds and touches no memory.
+    unsafe { libc::geteuid() }
 }
 
 /// Returns a folder for this user, which no other user can have prepared.

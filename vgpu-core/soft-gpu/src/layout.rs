@@ -8,11 +8,11 @@ use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 
 use crate::account::{Held, MAX_PROCS, Total};
-use crate::profile::MAX_GPUS;
+use crate::profile::{MAX_DEVICES, MAX_GPUS};
 use crate::timeline::words::Timeline;
 use crate::virtual_time::VirtualTime;
 
-pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x06");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x07");
 /// Room for the profile's text.
 pub const PROFILE_BYTES: usize = 8 << 10;
 /// Number of counters of calls that are not modelled, by index in `names/`: libcuda's first, then libnvidia-ml's.
@@ -37,12 +37,32 @@ pub struct Shared {
     pub profile_len: AtomicU32,
     pub profile: [u8; PROFILE_BYTES],
     pub calls: [AtomicU32; CALLS],
-    pub gpus: [Gpu; MAX_GPUS],
+    /// GPUs, then instances.
+    pub gpus: [Gpu; MAX_DEVICES],
     pub procs: [Proc; MAX_PROCS],
     /// When a process last checked whether other processes with work have died.
     pub watched_at: AtomicU64,
     pub timeline: Timeline,
     pub virtual_time: VirtualTime,
+    pub mig: Mig,
+}
+
+/// MIG modes and instances (see `instances`).
+#[repr(C)]
+pub struct Mig {
+    /// The largest number of places of GPUs and instances that were ever in use.
+    pub devices: AtomicU32,
+    /// Number of devices that were made.
+    pub made: AtomicU32,
+    /// For each GPU: its mode, and the pending one.
+    pub modes: [AtomicU32; MAX_GPUS],
+    /// The number of the last reload of the kernel module, and of each GPU's last reset.
+    pub reload: AtomicU64,
+    pub resets: [AtomicU64; MAX_GPUS],
+    /// A word a GPU instance.
+    pub gpu_instances: [AtomicU64; MAX_DEVICES],
+    /// A word a place. Those of GPUs stay 0.
+    pub devices_words: [AtomicU64; MAX_DEVICES],
 }
 
 #[repr(C, align(128))]
@@ -58,7 +78,7 @@ pub struct Proc {
     pub phase: AtomicU64,
     /// The PID in the process's own namespace. Readers prefer the kernel's list (see `liveness`).
     pub pid: AtomicU32,
-    pub gpus: [ProcGpu; MAX_GPUS],
+    pub gpus: [ProcGpu; MAX_DEVICES],
 }
 
 #[repr(C, align(128))]
@@ -81,5 +101,5 @@ const _: () = {
     assert!(size_of::<Gpu>() == 128);
     assert!(offset_of!(Shared, timeline).is_multiple_of(128));
     assert!(size_of::<ProcGpu>() == 256);
-    assert!(size_of::<Proc>() == 128 + 256 * MAX_GPUS);
+    assert!(size_of::<Proc>() == 128 + 256 * MAX_DEVICES);
 };

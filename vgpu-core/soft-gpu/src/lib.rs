@@ -10,6 +10,7 @@
 //!                          │        ── work: queues ──► timeline  slices, when work is done, utilisation
 //!                          │ ── memory_limits: limits of cgroups, as drivers from r615 on have them
 //!                          └ vram: addresses, by size class
+//!   soft-gpu-nvml ──► state::State ── instances: made and ended, by the tables of products
 //!   soft-gpu-nvml ──► state::State ── look ──► one consistent picture, with this namespace's PIDs
 //!        ▲
 //!   <state>/control  ── control: faults that a test switches on and off
@@ -27,17 +28,21 @@
 
 pub mod account;
 pub mod c;
+mod capabilities;
 mod cgroup;
 pub mod clock;
 pub mod control;
 pub mod env;
 pub mod error;
 pub mod faults;
+pub mod instances;
 pub mod layout;
 pub mod liveness;
 pub mod memory_limits;
 pub mod mig;
+mod mig_words;
 pub mod names;
+pub mod products;
 pub mod profile;
 mod region;
 pub mod state;

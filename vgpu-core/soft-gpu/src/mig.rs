@@ -5,45 +5,15 @@
 //!  mig_product = h100-80gb               whose table the names and sizes are from
 //! ```
 //!
-//! `@4` is the first memory slice of the instance. Each instance has one compute instance, which fills it.
-//! In the state an instance has a place of its own, as a GPU has one: the GPUs come first, then the instances of all
-//! GPUs in the order of the profile. So memory, processes and time are kept for each instance as for a GPU.
+//! `@4` is the first memory slice of the instance. Each of these has one compute instance, which fills it.
+//! In the state a compute instance has a place of its own, as a GPU has one: the GPUs come first, then the instances of all
+//! GPUs. So memory, processes and time are kept for each instance as for a GPU.
 //!
-//! The tables are NVIDIA's MIG user guide (R610) and prints of `nvidia-smi mig -lgip`. What none of these shows is
-//! marked `assumed`. Real sizes vary by driver, board and ECC; nothing outside the software GPU uses these tables.
+//! The profile says which instances there are at first; `instances` makes and ends others.
 
 use std::fmt;
 
-/// An instance profile of a product.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// The name without the prefix `MIG `, for example `3g.40gb`.
-    pub name: &'static str,
-    /// The number by which NVML's queries name it (NVML_GPU_INSTANCE_PROFILE_...).
-    pub number: u32,
-    /// The driver's id of it.
-    pub id: u32,
-    /// Compute slices.
-    pub slices: u32,
-    /// Memory slices, and where an instance may begin.
-    pub size: u32,
-    pub starts: &'static [u32],
-    /// The most instances of this profile on a GPU.
-    pub most: u32,
-    pub memory_mib: u64,
-    pub sms: u32,
-    pub copy_engines: u32,
-    pub decoders: u32,
-    pub jpegs: u32,
-    pub ofas: u32,
-}
-
-/// A product whose profiles are known.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Product {
-    pub name: &'static str,
-    pub shapes: [Shape; 7],
-}
+use crate::products::{Product, Shape};
 
 /// An instance as a profile describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,140 +29,75 @@ pub struct MigGpu {
     pub instances: Vec<Wanted>,
 }
 
-/// An instance that exists.
+/// A GPU instance that exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Instance {
+pub struct GpuInstance {
     /// The GPU that it is a part of.
     pub parent: usize,
-    /// Its MIG index on that GPU.
-    pub index: u32,
+    pub product: &'static Product,
     pub shape: &'static Shape,
     /// Its first memory slice.
     pub start: u32,
 }
 
-/// The memory slices of a GPU of every product here.
-pub const SLICES: u32 = 8;
-/// The most instances of a GPU.
-pub const MOST: u32 = 7;
-/// The only compute instance of each instance.
-pub const COMPUTE_INSTANCE: u32 = 0;
-
-/// Columns of a row, in this order: name; compute slices; memory in MiB; multiprocessors; copy engines; decoders; JPEG
-/// engines; OFA. Profiles are the same on all boards with eight memory slices, so their ids and placements are here.
-type Row = (&'static str, u64, u32, [u32; 4]);
-
-const fn shapes(rows: [Row; 7]) -> [Shape; 7] {
-    const fn shape(row: Row, at: (u32, u32), slices: u32, size: u32, starts: &'static [u32], most: u32) -> Shape {
-        let (name, memory_mib, sms, [copy_engines, decoders, jpegs, ofas]) = row;
-        Shape {
-            name,
-            number: at.0,
-            id: at.1,
-            slices,
-            size,
-            starts,
-            most,
-            memory_mib,
-            sms,
-            copy_engines,
-            decoders,
-            jpegs,
-            ofas,
-        }
-    }
-    let [one, media, wide, two, three, four, seven] = rows;
-    [
-        shape(one, (0, 19), 1, 1, &[0, 1, 2, 3, 4, 5, 6], 7),
-        shape(media, (7, 20), 1, 1, &[0, 1, 2, 3, 4, 5, 6], 1),
-        shape(wide, (9, 15), 1, 2, &[0, 2, 4, 6], 4),
-        shape(two, (1, 14), 2, 2, &[0, 2, 4], 3),
-        shape(three, (2, 9), 3, 4, &[0, 4], 2),
-        shape(four, (3, 5), 4, 4, &[0], 1),
-        shape(seven, (4, 0), 7, 8, &[0], 1),
-    ]
+/// An instance that is a device: a compute instance of a GPU instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Instance {
+    pub of: GpuInstance,
+    /// The slot of its GPU instance.
+    pub slot: usize,
+    /// Its MIG index on its GPU.
+    pub index: u32,
+    /// The id of the compute instance. None: it has none, and is listed nevertheless (see `control`).
+    pub compute: Option<u32>,
+    /// The compute slices of the compute instance, and the first one.
+    pub slices: u32,
+    pub first_slice: u32,
+    /// Its UUID is another one than that of the last instance there (see `control`).
+    pub other_uuid: bool,
+    /// Counts all that were ever made.
+    pub generation: u32,
 }
 
-/// The rows: 1g, 1g with media, 1g with double memory, 2g, 3g, 4g, 7g.
-pub static PRODUCTS: [Product; 4] = [
-    Product {
-        name: "a100-40gb",
-        shapes: shapes([
-            ("1g.5gb", 4_864, 14, [1, 0, 0, 0]),
-            ("1g.5gb+me", 4_864, 14, [1, 1, 1, 1]),
-            ("1g.10gb", 9_856, 14, [1, 1, 0, 0]),
-            ("2g.10gb", 9_856, 28, [2, 1, 0, 0]),
-            ("3g.20gb", 19_968, 42, [3, 2, 0, 0]),
-            ("4g.20gb", 19_968, 56, [4, 2, 0, 0]),
-            ("7g.40gb", 40_192, 98, [7, 5, 1, 1]),
-        ]),
-    },
-    Product {
-        name: "a100-80gb",
-        shapes: shapes([
-            ("1g.10gb", 9_728, 14, [1, 0, 0, 0]),
-            ("1g.10gb+me", 9_728, 14, [1, 1, 1, 1]),
-            ("1g.20gb", 19_968, 14, [1, 1, 0, 0]),
-            ("2g.20gb", 19_968, 28, [2, 1, 0, 0]),
-            ("3g.40gb", 40_192, 42, [3, 2, 0, 0]),
-            ("4g.40gb", 40_192, 56, [4, 2, 0, 0]),
-            ("7g.80gb", 80_896, 98, [7, 5, 1, 1]),
-        ]),
-    },
-    Product {
-        name: "h100-80gb",
-        shapes: shapes([
-            ("1g.10gb", 9_984, 16, [1, 1, 1, 0]),
-            ("1g.10gb+me", 9_984, 16, [1, 1, 1, 1]),
-            ("1g.20gb", 20_096, 26, [1, 1, 1, 0]),
-            ("2g.20gb", 20_096, 32, [2, 2, 2, 0]),
-            ("3g.40gb", 40_448, 60, [3, 3, 3, 0]),
-            ("4g.40gb", 40_448, 64, [4, 4, 4, 0]),
-            ("7g.80gb", 81_152, 132, [8, 7, 7, 1]),
-        ]),
-    },
-    Product {
-        name: "h200-141gb",
-        shapes: shapes([
-            ("1g.18gb", 16_384, 16, [1, 1, 1, 0]),
-            ("1g.18gb+me", 16_384, 16, [1, 1, 1, 1]),
-            ("1g.35gb", 33_024, 26, [1, 1, 1, 0]),
-            ("2g.35gb", 33_024, 32, [2, 2, 2, 0]),
-            ("3g.71gb", 71_168, 60, [3, 3, 3, 0]),
-            ("4g.71gb", 71_168, 64, [4, 4, 4, 0]),
-            ("7g.141gb", 143_104, 132, [8, 7, 7, 1]), // assumed: 8 copy engines, as an H100's 7g has
-        ]),
-    },
-];
+/// The most compute slices of a GPU instance, and so its most compute instances.
+pub const MOST_COMPUTE: u32 = 8;
 
-impl Product {
-    pub fn named(name: &str) -> Option<&'static Self> {
-        PRODUCTS.iter().find(|product| product.name == name)
+impl GpuInstance {
+    /// Its id: 0 for a whole GPU, 1 and 2 for its halves, 3 to 6 for quarters, 7 to 14 for eighths.
+    pub fn id(&self) -> u32 {
+        self.product.slices / self.shape.size - 1 + self.start / self.shape.size
     }
-}
 
-impl Shape {
-    pub fn memory(&self) -> u64 {
-        self.memory_mib << 20
+    /// The minor number of its capability node.
+    pub fn minor(&self) -> u32 {
+        3 + 135 * self.parent as u32 + 9 * self.id()
     }
 }
 
 impl Instance {
-    /// The id of the GPU instance: 0 for a whole GPU, 1 and 2 for its halves, 3 to 6 for quarters, 7 to 14 for eighths.
     pub fn id(&self) -> u32 {
-        SLICES / self.shape.size - 1 + self.start / self.shape.size
+        self.of.id()
     }
 
     /// The minor numbers of its capability nodes: that of the GPU instance, and that of the compute instance.
     pub fn minors(&self) -> [u32; 2] {
-        let of_gpu_instance = 3 + 135 * self.parent as u32 + 9 * self.id();
-        [of_gpu_instance, of_gpu_instance + 1 + COMPUTE_INSTANCE]
+        let of_gpu_instance = self.of.minor();
+        [of_gpu_instance, of_gpu_instance + 1 + self.compute.unwrap_or(0)]
     }
-}
 
-/// The name of a capability node.
-pub(crate) fn cap_name(minor: u32) -> String {
-    format!("nvidia-cap{minor}")
+    /// Its part of the GPU instance's multiprocessors.
+    pub fn sms(&self) -> u32 {
+        self.of.shape.sms * self.slices / self.of.shape.slices
+    }
+
+    /// The name of its profile: `3g.40gb`, or `1c.3g.40gb` if it has a part of the GPU instance's compute slices.
+    pub fn profile(&self) -> String {
+        let name = self.of.shape.name;
+        match self.slices == self.of.shape.slices {
+            true => name.to_owned(),
+            false => format!("{}c.{name}", self.slices),
+        }
+    }
 }
 
 // === impl MigGpu ===
@@ -226,8 +131,8 @@ impl MigGpu {
     }
 
     /// Returns the instances of this GPU, or why they cannot exist together.
-    pub(crate) fn instances(&self, product: &'static Product) -> Result<Vec<Instance>, String> {
-        let mut list: Vec<Instance> = Vec::new();
+    pub(crate) fn instances(&self, product: &'static Product) -> Result<Vec<GpuInstance>, String> {
+        let mut list: Vec<(&'static Shape, u32)> = Vec::new();
         for Wanted { shape, start } in &self.instances {
             let known = product.shapes.iter().find(|known| known.name == *shape);
             let known = known.ok_or_else(|| {
@@ -237,27 +142,18 @@ impl MigGpu {
             if !known.starts.contains(start) {
                 return Err(format!("{shape} at one of {:?}, not at {start}", known.starts));
             }
-            let ends = |one: &Instance| one.start + one.shape.size;
-            if let Some(other) = list
-                .iter()
-                .find(|one| one.start < start + known.size && *start < ends(one))
-            {
-                let (name, at) = (other.shape.name, other.start);
-                return Err(format!(
-                    "instances beside each other; {shape}@{start} overlaps {name}@{at}"
-                ));
+            if let Some(reason) = product.conflict(&list, known, *start) {
+                return Err(reason);
             }
-            if list.iter().filter(|one| one.shape == known).count() >= known.most as usize {
-                return Err(format!("at most {} of {shape} on a GPU", known.most));
-            }
-            list.push(Instance {
-                parent: self.gpu as usize,
-                index: list.len() as u32,
-                shape: known,
-                start: *start,
-            });
+            list.push((known, *start));
         }
-        Ok(list)
+        let instance = |(shape, start)| GpuInstance {
+            parent: self.gpu as usize,
+            product,
+            shape,
+            start,
+        };
+        Ok(list.into_iter().map(instance).collect())
     }
 }
 
@@ -276,34 +172,29 @@ impl fmt::Display for MigGpu {
 mod tests {
     use super::*;
 
-    fn instances(product: &str, text: &str) -> Result<Vec<Instance>, String> {
+    fn instances(product: &str, text: &str) -> Result<Vec<GpuInstance>, String> {
         let product = Product::named(product).expect("a product");
         MigGpu::list(text).expect("a list")[0].instances(product)
     }
 
     #[test]
     fn ids_and_minors_follow_from_the_place() {
+        let ids = |product: &str, text: &str| -> Vec<u32> {
+            instances(product, text)
+                .expect("instances")
+                .iter()
+                .map(GpuInstance::id)
+                .collect()
+        };
         let list = instances("h100-80gb", "1: 3g.40gb@4, 2g.20gb@2, 1g.10gb@1, 1g.10gb+me@0").expect("instances");
-        let ids: Vec<u32> = list.iter().map(Instance::id).collect();
-        assert_eq!(ids, [2, 4, 8, 7]);
-        assert_eq!(list[0].minors(), [3 + 135 + 18, 3 + 135 + 19]);
-        assert_eq!(instances("h200-141gb", "0: 7g.141gb@0").expect("one")[0].id(), 0);
-    }
-
-    /// The placements of an H100, as `nvidia-smi mig -lgipp` counts them.
-    #[test]
-    fn a_board_of_eight_slices_has_25_placements_and_each_fits_on_it() {
-        for product in &PRODUCTS {
-            assert_eq!(product.shapes.iter().map(|shape| shape.starts.len()).sum::<usize>(), 25);
-            for shape in &product.shapes {
-                assert!(
-                    shape.starts.iter().all(|start| start + shape.size <= SLICES),
-                    "{shape:?}"
-                );
-            }
-            let whole = product.shapes.last().expect("7g").memory_mib;
-            assert!(product.shapes.iter().all(|shape| shape.memory_mib <= whole));
-        }
+        assert_eq!(list.iter().map(GpuInstance::id).collect::<Vec<u32>>(), [2, 4, 8, 7]);
+        assert_eq!(list[0].minor(), 3 + 135 + 18);
+        assert_eq!(ids("h200-141gb", "0: 7g.141gb@0"), [0]);
+        assert_eq!(ids("a30-24gb", "0: 2g.12gb@2, 1g.6gb@1"), [2, 4]);
+        assert_eq!(
+            ids("rtx-pro-6000-96gb", "0: 2g.48gb@6, 1g.24gb@0, 1g.24gb-me@3"),
+            [2, 3, 4]
+        );
     }
 
     #[test]

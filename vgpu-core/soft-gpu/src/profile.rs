@@ -21,7 +21,7 @@
 //! | `nvlink` | NVLinks between GPUs, comma-separated: `0-3`, one switch that joins GPUs 0 to 3; `0=1`, a link between two; `0>1`, a link of GPU 0 to GPU 1 of which GPU 1 knows nothing, as no sound machine has | none |
 //! | `fabric` | `CLUSTER.CLIQUE`: UUID of the fabric, in 32 hex digits, and number of the clique to which all GPUs belong | none |
 //! | `mig` | GPUs in MIG mode and their instances: `0: 3g.40gb@0, 1g.10gb@4; 1:` (see `mig`) | none |
-//! | `mig_product` | whose instance profiles these are: `a100-40gb`, `a100-80gb`, `h100-80gb` or `h200-141gb` | `h100-80gb` |
+//! | `mig_product` | whose instance profiles these are: `a30-24gb`, `a100-40gb`, `a100-80gb`, `h100-80gb`, `h100-80gb-pcie`, `h200-141gb`, `b200-180gb`, `rtx-pro-6000-96gb`; or `none`, a GPU without MIG mode | `h100-80gb` |
 //! | `sms` | multiprocessors | `132` |
 //! | `compute_capability` | `major.minor` | `9.0` |
 //! | `driver_version` | as NVML reports it | `550.163.01` |
@@ -40,7 +40,8 @@
 
 use std::fmt;
 
-use crate::mig::{Instance, MigGpu, Product};
+use crate::mig::{GpuInstance, MigGpu};
+use crate::products::Product;
 
 /// One GPU address on the PCI bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,7 +228,7 @@ profile! {
     "nvlink" nvlink: Vec<NvLink> = Vec::new(), nvlinks, |list| joined(list), "links such as 0-3, 4=5";
     "fabric" fabric: Option<Fabric> = None, fabric, fabric_text, "32 hex digits, a dot and a number";
     "mig" mig: Vec<MigGpu> = Vec::new(), MigGpu::list, |list| mig_text(list), "GPUs with instances, such as 0: 3g.40gb@0, 1g.10gb@4; 1:";
-    "mig_product" mig_product: &'static Product = Product::named("h100-80gb").expect("a product"), Product::named, |product| product.name.into(), "a100-40gb, a100-80gb, h100-80gb or h200-141gb";
+    "mig_product" mig_product: &'static Product = Product::named("h100-80gb").expect("a product"), Product::named, |product| product.name.into(), "a30-24gb, a100-40gb, a100-80gb, h100-80gb, h100-80gb-pcie, h200-141gb, b200-180gb, rtx-pro-6000-96gb or none";
     "sms" sms: u32 = 132, |text| number(text, 1024), u32::to_string, "a number from 1 to 1024";
     "compute_capability" compute_capability: (u32, u32) = (9, 0), dotted, with_dot, "major.minor, such as 9.0";
     "driver_version" driver_version: String = "550.163.01".into(), |text| printable(text, 79), String::clone, "a version such as 550.163.01";
@@ -292,6 +293,8 @@ impl std::error::Error for ProfileError {}
 
 /// The most GPUs that one state holds.
 pub const MAX_GPUS: usize = 16;
+/// The most GPUs and instances together: eight GPUs with seven instances each.
+pub const MAX_DEVICES: usize = 64;
 
 fn size(text: &str) -> Option<u64> {
     let (digits, shift) = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)]
@@ -557,6 +560,10 @@ impl Profile {
         if self.mig.iter().any(|of| self.is_unified(of.gpu as usize)) {
             return whole("mig", "GPUs that are not unified".into());
         }
+        if !self.mig.is_empty() && self.mig_product.shapes.is_empty() {
+            let product = self.mig_product.name;
+            return whole("mig", format!("GPUs that can be divided; those of {product} cannot"));
+        }
         let mut places = self.gpus as usize;
         for of in &self.mig {
             let instances = match of.instances(self.mig_product) {
@@ -572,10 +579,10 @@ impl Profile {
             }
             places += instances.len();
         }
-        if places > MAX_GPUS {
+        if places > MAX_DEVICES {
             return whole(
                 "mig",
-                format!("at most {MAX_GPUS} GPUs and instances together, got {places}"),
+                format!("at most {MAX_DEVICES} GPUs and instances together, got {places}"),
             );
         }
         Ok(())
@@ -595,16 +602,11 @@ impl Profile {
         }
     }
 
-    /// The instances of all GPUs, in their order in the profile.
-    pub fn instances(&self) -> Vec<Instance> {
+    /// The instances that all GPUs have at first, in their order in the profile.
+    pub fn instances(&self) -> Vec<GpuInstance> {
         // `complete` has refused a profile whose instances cannot exist.
         let of = |gpu: &MigGpu| gpu.instances(self.mig_product).unwrap_or_default();
         self.mig.iter().flat_map(of).collect()
-    }
-
-    /// Returns true if the GPU with this index is in MIG mode.
-    pub fn has_mig(&self, gpu: usize) -> bool {
-        self.mig.iter().any(|of| of.gpu as usize == gpu)
     }
 
     /// Returns what the NVLinks of a GPU lead to, in their order: GPUs and switches by their PCI addresses.
@@ -716,7 +718,7 @@ mod tests {
             .map(|one| (one.parent, one.shape.name))
             .collect();
         assert_eq!(named, [(0, "3g.40gb"), (0, "1g.10gb")]);
-        assert_eq!([0, 1, 2].map(|gpu| profile.has_mig(gpu)), [true, false, true]);
+        assert_eq!(profile.mig.iter().map(|of| of.gpu).collect::<Vec<u32>>(), [0, 2]);
         let other = Profile::parse("mig_product = h200-141gb\nmemory = 141GiB\nmig = 1: 3g.71gb@4").unwrap();
         assert_eq!(other.instances()[0].shape.memory(), 71_168 << 20);
         for (wrong, expected) in [
@@ -732,10 +734,10 @@ mod tests {
                 "granularity: expected at most 2MiB",
             ),
             (
-                "gpus = 16\nmig = 0: 3g.40gb@0",
-                "mig: expected at most 16 GPUs and instances together, got 17",
+                "mig_product = none\nmig = 0:",
+                "mig: expected GPUs that can be divided; those of none cannot",
             ),
-            ("mig_product = h100", "line 1: mig_product = h100: expected a100-40gb"),
+            ("mig_product = h100", "line 1: mig_product = h100: expected a30-24gb"),
         ] {
             let said = Profile::parse(wrong).unwrap_err().to_string();
             assert!(said.starts_with(expected), "{wrong}: {said}");

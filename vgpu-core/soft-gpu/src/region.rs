@@ -14,11 +14,12 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use crate::capabilities::Files;
 use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{FREE, MAGIC, PHASE_MASK, Shared};
 use crate::liveness::{Lock, Pulse, pulse};
-use crate::mig::{COMPUTE_INSTANCE, cap_name};
+use crate::mig_words;
 use crate::profile::Profile;
 
 /// The mapped file. It stays mapped until the process ends: other threads may be reading it.
@@ -182,7 +183,11 @@ fn write_new(dir: &Path, profile: &Profile) -> io::Result<()> {
     let text = profile.to_text();
     let aside = dir.join(format!("gpus.{}.new", std::process::id()));
     let _ = fs::remove_file(&aside);
-    let mut file = OpenOptions::new().write(true).create_new(true).open(&aside)?;
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&aside)?;
     file.set_permissions(fs::Permissions::from_mode(0o666))?;
     file.set_len(size_of::<Shared>() as u64)?; // zeros: a state that nobody uses
     file.write_all_at(&MAGIC.to_ne_bytes(), offset_of!(Shared, magic) as u64)?;
@@ -196,33 +201,9 @@ fn write_new(dir: &Path, profile: &Profile) -> io::Result<()> {
         file.write_all_at(&uuid, (entry + offset_of!(crate::layout::Gpu, uuid)) as u64)?;
     }
     file.flush()?;
-    write_capabilities(dir, profile)?;
+    let files = Files { dir, with_nodes: true };
+    mig_words::begin(&map(&file)?.mig, &files, profile)?;
     fs::rename(&aside, dir.join("gpus"))
-}
-
-/// Writes plain files for the capability nodes of instances, and what the kernel module says of these in /proc: both below
-/// the state folder, in `dev` and `proc`.
-fn write_capabilities(dir: &Path, profile: &Profile) -> io::Result<()> {
-    let nodes = dir.join("dev/nvidia-caps");
-    let of_kernel = dir.join("proc/driver/nvidia/capabilities");
-    for folder in [&nodes, &of_kernel] {
-        match fs::remove_dir_all(folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
-    for instance in profile.instances() {
-        fs::create_dir_all(&nodes)?;
-        let gpu_instance = of_kernel.join(format!("gpu{}/mig/gi{}", instance.parent, instance.id()));
-        let compute_instance = gpu_instance.join(format!("ci{COMPUTE_INSTANCE}"));
-        for (folder, minor) in [gpu_instance, compute_instance].into_iter().zip(instance.minors()) {
-            fs::write(nodes.join(cap_name(minor)), "")?;
-            fs::create_dir_all(&folder)?;
-            let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
-            fs::write(folder.join("access"), text)?;
-        }
-    }
-    Ok(())
 }
 
 /// Returns UUIDs that depend only on the machine and the folder, so a new state has the same ones. Their first four

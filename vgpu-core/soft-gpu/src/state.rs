@@ -5,6 +5,7 @@
 //! included from then on. Then it is buried: its units are released, under the folder's lock. An interrupted burial is
 //! resumed.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,14 +14,15 @@ use std::time::Instant;
 use crate::lock;
 
 use crate::account::{Full, Held, MAX_PROCS};
+use crate::capabilities::node_name;
 use crate::clock;
 use crate::control::Control;
-use crate::env::Config;
+use crate::env::{Config, user};
 use crate::error::Error;
-use crate::layout::{DEAD, FREE, LIVE, NVML_CALLS, PHASE_MASK, Proc, Shared};
+use crate::layout::{DEAD, FREE, LIVE, Mig, NVML_CALLS, PHASE_MASK, Proc, Shared};
 use crate::liveness::{Holders, LOCK_WAIT, Lock, Pulse, pulse, take};
-use crate::mig::{Instance, cap_name};
-use crate::profile::{Clock, Pci, Profile};
+use crate::mig::{Instance, MOST_COMPUTE};
+use crate::profile::{Clock, MAX_DEVICES, Pci, Profile};
 use crate::region::{Region, mix};
 use crate::timeline::schedule::Pace;
 use crate::timeline::usage::WINDOW_NS;
@@ -36,8 +38,6 @@ pub struct State {
     inode: u64,
     /// The folder that is this process's cgroup, in a tree of plain folders.
     cgroup: Option<PathBuf>,
-    /// The instances of GPUs in MIG mode. Their places come after those of the GPUs.
-    instances: Vec<Instance>,
     /// The folder with the capability nodes of instances that this process may use. None: it may use all.
     caps: Option<PathBuf>,
 }
@@ -46,6 +46,8 @@ pub struct State {
 pub struct Member {
     pub(crate) state: State,
     pub(crate) place: usize,
+    /// For each place, the word of the instance that was there when the process joined.
+    pub(crate) words_at_start: Vec<u64>,
     /// One lock per GPU, which serialises the threads of this process. Other processes never wait for it.
     turns: Vec<Mutex<()>>,
     /// The same for its journal.
@@ -92,7 +94,6 @@ impl State {
         let Region { shared, profile, inode } = Region::open(config)?;
         Ok(Self {
             shared,
-            instances: profile.instances(),
             profile,
             dir: config.dir.clone(),
             inode,
@@ -119,22 +120,39 @@ impl State {
         Control::read(&self.dir)
     }
 
-    /// The number of GPUs and instances, which is that of the places in use.
+    /// The number of places of GPUs and instances that were ever in use.
     pub fn devices(&self) -> usize {
-        self.profile.gpus as usize + self.instances.len()
+        (self.shared.mig.devices.load(Ordering::Acquire) as usize).min(MAX_DEVICES)
     }
 
-    /// Returns the instance in a place; None: a GPU is there.
-    pub fn instance(&self, device: usize) -> Option<&Instance> {
-        self.instances.get(device.checked_sub(self.profile.gpus as usize)?)
+    pub(crate) fn mig(&self) -> &'static Mig {
+        &self.shared.mig
+    }
+
+    /// The word of the instance in a place; 0: there is none.
+    pub(crate) fn device_word(&self, device: usize) -> u64 {
+        let word = self.shared.mig.devices_words.get(device);
+        word.map_or(0, |word| word.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn caps(&self) -> Option<&Path> {
+        self.caps.as_deref()
+    }
+
+    /// Returns true if this process is root or its user made the state.
+    pub(crate) fn is_own(&self) -> bool {
+        let user = user();
+        let owner = std::fs::metadata(self.dir.join("gpus")).map(|meta| meta.uid());
+        user == 0 || owner.is_ok_and(|owner| owner == user)
     }
 
     /// Returns the places of the instances of a GPU that exist and that this process may use.
     pub fn instances_of(&self, gpu: usize) -> Vec<usize> {
+        self.settle();
         let control = self.control();
-        let is_there = |one: &&Instance| one.parent == gpu && !control.is_gone(gpu, one.id()) && self.may_use(one);
-        let found = self.instances.iter().enumerate().filter(|(_, one)| is_there(one));
-        found.map(|(at, _)| self.profile.gpus as usize + at).collect()
+        let is_there = |one: &Instance| one.of.parent == gpu && !control.is_gone(gpu, one.id()) && self.may_use(one);
+        let found = self.all_instances().filter(|(_, one)| is_there(one));
+        found.map(|(place, _)| place).collect()
     }
 
     /// Returns true if both capability nodes of an instance are there for this process.
@@ -143,7 +161,7 @@ impl State {
             instance
                 .minors()
                 .iter()
-                .all(|minor| folder.join(cap_name(*minor)).exists())
+                .all(|minor| folder.join(node_name(*minor)).exists())
         };
         self.caps.as_ref().is_none_or(has)
     }
@@ -152,46 +170,60 @@ impl State {
     /// some, it may open the GPUs of these instances alone.
     pub fn gpus(&self) -> Vec<usize> {
         let all = 0..self.profile.gpus as usize;
+        let own = self.all_instances().filter(|(_, one)| self.may_use(one));
+        let own: Vec<usize> = own.map(|(_, one)| one.of.parent).collect();
         match &self.caps {
-            Some(_) if self.instances.iter().any(|one| self.may_use(one)) => all
-                .filter(|gpu| self.instances.iter().any(|one| one.parent == *gpu && self.may_use(one)))
-                .collect(),
-            _ => all.collect(),
+            Some(_) if own.is_empty() => all.collect(),
+            Some(_) => all.filter(|gpu| own.contains(gpu)).collect(),
+            None => all.collect(),
         }
     }
 
     /// Returns true if a GPU is in MIG mode.
     pub fn has_mig(&self, gpu: usize) -> bool {
-        self.profile.has_mig(gpu) || self.control().has_mig(gpu)
+        self.mig_modes(gpu)[0] || self.control().has_mig(gpu)
     }
 
-    /// What clients can allocate on a GPU or in an instance.
+    /// What clients can allocate on a GPU or in an instance; nothing in one that is gone.
     pub fn memory_of(&self, device: usize) -> u64 {
-        let of_instance = self.instance(device).map(|instance| instance.shape.memory());
-        of_instance.unwrap_or(self.profile.memory)
+        if device < self.profile.gpus as usize {
+            return self.profile.memory;
+        }
+        self.instance(device).map_or(0, |instance| instance.of.shape.memory())
     }
 
     /// The multiprocessors of a GPU or an instance.
     pub fn sms_of(&self, device: usize) -> u32 {
         self.instance(device)
-            .map_or(self.profile.sms, |instance| instance.shape.sms)
+            .map_or(self.profile.sms, |instance| instance.sms())
     }
 
     /// The name of a GPU or an instance, as the driver prints it.
     pub fn name_of(&self, device: usize) -> String {
         match self.instance(device) {
-            Some(instance) => format!("{} MIG {}", self.profile.name_of(instance.parent), instance.shape.name),
+            Some(instance) => format!(
+                "{} MIG {}",
+                self.profile.name_of(instance.of.parent),
+                instance.profile()
+            ),
             None => self.profile.name_of(device).to_owned(),
         }
     }
 
-    /// The UUID of an instance depends on its GPU and its id alone, so it comes back with the next instance there.
+    /// The UUID of an instance depends on its GPU and its ids alone, so it comes back with the next instance there.
     pub fn uuid(&self, device: usize) -> [u8; 16] {
         let Some(instance) = self.instance(device) else {
             return self.shared.gpus[device].uuid;
         };
-        let of_parent = self.shared.gpus[instance.parent].uuid;
-        let half = |salt| mix(&of_parent, u64::from(2 * instance.id()) + salt).to_be_bytes();
+        let of_parent = self.shared.gpus[instance.of.parent].uuid;
+        let compute = instance.compute.unwrap_or(MOST_COMPUTE);
+        let other = if instance.other_uuid {
+            instance.generation + 1
+        } else {
+            0
+        };
+        let place = u64::from(2 * (instance.id() + 16 * compute)) | u64::from(other) << 32;
+        let half = |salt| mix(&of_parent, place + salt).to_be_bytes();
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&half(0));
         uuid[8..].copy_from_slice(&half(1));
@@ -216,7 +248,7 @@ impl State {
 
     /// The address of a GPU, or of the GPU of an instance.
     pub fn pci(&self, device: usize) -> Pci {
-        self.profile.pci[self.instance(device).map_or(device, |instance| instance.parent)]
+        self.profile.pci[self.instance(device).map_or(device, |instance| instance.of.parent)]
     }
 
     pub fn gpu_at(&self, pci: Pci) -> Option<usize> {
@@ -308,7 +340,7 @@ impl State {
         }
     }
 
-    fn bury_locked(&self) {
+    pub(crate) fn bury_locked(&self) {
         for (place, proc) in self.places() {
             let phase = proc.phase.load(Ordering::Acquire);
             if phase & PHASE_MASK != DEAD {
@@ -512,12 +544,14 @@ impl State {
                 proc.pid.store(std::process::id(), Ordering::Relaxed);
                 usage::join(state.words(), place, state.now());
                 proc.phase.store(phase | LIVE, Ordering::Release);
-                let turns = (0..state.devices()).map(|_| Mutex::default()).collect();
+                let words_at_start = (0..state.devices()).map(|device| state.device_word(device)).collect();
+                let turns = (0..MAX_DEVICES).map(|_| Mutex::default()).collect();
                 let queues = if state.profile.late_events { MAX_QUEUES } else { 0 };
                 drop(_lock);
                 return Ok(Member {
                     state,
                     place,
+                    words_at_start,
                     turns,
                     journal: Mutex::default(),
                     told: (0..queues).map(|_| AtomicU64::new(0)).collect(),

@@ -19,7 +19,6 @@ use super::{Error, Node, Prepared, all_fail};
 use crate::arbitration::{self, Arbitration, SLOTS};
 use crate::dra::checkpoint::{Checkpoint, Entry, PreparedShare};
 use crate::dra::claim;
-use crate::dra::claimdir::Damage;
 use crate::dra::edits::{self, Placed};
 use crate::dra::limit_hook;
 use crate::dra::metadata;
@@ -39,6 +38,7 @@ use vgpu_cdi::Spec;
 use vgpu_context_size::ContextSize;
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::lock_file::Locked;
+use vgpu_node::sealed::Damage;
 use vgpu_quantity::{format_bytes, readable_bytes};
 
 /// Why a claim has no room.

@@ -11,8 +11,8 @@ use soft_gpu::timeline::words::Lane;
 use soft_gpu::work::Work;
 
 use crate::code::{
-    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, PEER_ACCESS_ALREADY_ENABLED,
-    PEER_ACCESS_NOT_ENABLED, Res, UNSUPPORTED_LIMIT,
+    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED,
+    PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, Res, UNSUPPORTED_LIMIT,
 };
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
@@ -61,11 +61,12 @@ impl Context {
         let profile = driver.state().profile();
         let unowned = profile.context_unowned / profile.granularity;
         let cost = profile.context_cost / profile.granularity + unowned;
+        driver.member().enter(gpu).ok_or(INVALID_DEVICE)?; // assumed: the code for an instance that is gone
         driver
             .memory
-            .charge(driver, gpu, cost.saturating_add(crate::module::waiting()))?;
+            .charge(driver, gpu, cost.saturating_add(crate::module::waiting()))
+            .inspect_err(|_| driver.member().contexts(gpu, -1))?;
         driver.member().list_beside(gpu, -(unowned as i64));
-        driver.member().contexts(gpu, 1);
         driver.member().sleep(profile.context_time_ns);
         let context: &'static Self = Box::leak(Box::new(Self {
             gpu,

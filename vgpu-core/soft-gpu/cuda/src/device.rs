@@ -123,7 +123,7 @@ soft_gpu::api! {
     fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) {
         let driver = driver::get()?;
         let (state, gpu) = (driver.state(), driver.gpu(device)?);
-        out.set(state.uuid(state.instance(gpu).map_or(gpu, |instance| instance.parent)))
+        out.set(state.uuid(state.instance(gpu).map_or(gpu, |instance| instance.of.parent)))
     }
 
     fn cuDeviceTotalMem_v2(out: Out<u64>, device: i32) {

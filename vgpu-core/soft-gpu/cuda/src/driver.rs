@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use soft_gpu::lock;
 
 use soft_gpu::env::Config;
+use soft_gpu::profile::MAX_DEVICES;
 use soft_gpu::state::{Member, State};
 
 use crate::code::{Code, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, Res, SYSTEM_NOT_READY};
@@ -74,7 +75,7 @@ pub(crate) fn start() -> Res {
         let driver = Driver {
             gpus,
             mark: ForkMark::new(),
-            primaries: (0..member.state().devices()).map(|_| Primary::default()).collect(),
+            primaries: (0..MAX_DEVICES).map(|_| Primary::default()).collect(),
             memory: Memory::new(profile.granularity),
             next_handle: AtomicU64::new(1),
             member,

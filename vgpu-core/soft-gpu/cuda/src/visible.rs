@@ -12,8 +12,10 @@ const SEVERAL_INSTANCES: u32 = 570;
 /// Returns the places of the GPUs and instances that a process has.
 pub(crate) fn list(state: &State, value: Option<&str>) -> Vec<usize> {
     let gpus = state.gpus();
-    let whole = gpus.iter().copied().filter(|gpu| !state.profile().has_mig(*gpu));
-    let mut instances: Vec<usize> = gpus.iter().flat_map(|gpu| state.instances_of(*gpu)).collect();
+    let whole = gpus.iter().copied().filter(|gpu| !state.mig_modes(*gpu)[0]);
+    let has_compute = |place: &usize| state.instance(*place).is_some_and(|one| one.compute.is_some());
+    let all = gpus.iter().flat_map(|gpu| state.instances_of(*gpu));
+    let mut instances: Vec<usize> = all.filter(has_compute).collect();
     let is_alone = branch(&state.profile().driver_version) < SEVERAL_INSTANCES && !instances.is_empty();
     if is_alone && !value.is_some_and(|value| value.trim_start().starts_with("MIG-")) {
         instances.truncate(1);

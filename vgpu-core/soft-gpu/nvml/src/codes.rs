@@ -16,7 +16,10 @@ pub(crate) const INSUFFICIENT_SIZE: Code = Code(7);
 pub(crate) const DRIVER_NOT_LOADED: Code = Code(9);
 pub(crate) const TIMEOUT: Code = Code(10);
 pub(crate) const GPU_IS_LOST: Code = Code(15);
+pub(crate) const RESET_REQUIRED: Code = Code(16);
 pub(crate) const OPERATING_SYSTEM: Code = Code(17);
+pub(crate) const IN_USE: Code = Code(19);
+pub(crate) const INSUFFICIENT_RESOURCES: Code = Code(23);
 pub(crate) const VERSION_MISMATCH: Code = Code(25);
 pub(crate) const UNKNOWN: Code = Code(999);
 

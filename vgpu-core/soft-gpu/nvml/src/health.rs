@@ -47,6 +47,7 @@ mod field {
     pub(super) const REMAPPED_UNCORRECTABLE: u32 = 143;
     pub(super) const REMAPPED_PENDING: u32 = 144;
     pub(super) const REMAPPED_FAILURE: u32 = 145;
+    pub(super) const RESETLESS_MIG: u32 = 184;
     pub(super) const RECOVERY_ACTION: u32 = 230;
 }
 
@@ -150,7 +151,10 @@ soft_gpu::api! {
     }
 
     fn nvmlDeviceGetRemappedRows(gpu: u64, fixed: Out<u32>, lost: Out<u32>, pending: Out<u32>, failed: Out<u32>) {
-        let health = health(gpu)?;
+        let (health, (state, index)) = (health(gpu)?, device(gpu)?);
+        if !state.gpu_instances(index).is_empty() {
+            return Err(NOT_SUPPORTED); // as NVML answers while a GPU has instances
+        }
         fixed.set(0)?;
         lost.set(0)?;
         pending.set(u32::from(health.remap_pending))?;
@@ -158,11 +162,15 @@ soft_gpu::api! {
     }
 
     fn nvmlDeviceGetFieldValues(gpu: u64, count: i32, values: Out<Field>) {
-        device(gpu)?;
+        let (state, index) = device(gpu)?;
         let count = usize::try_from(count).map_err(|_| INVALID_ARGUMENT)?;
         let asked = values.read(count)?;
+        let value = |id| match id {
+            field::RESETLESS_MIG => Ok(u32::from(state.can_divide(index) && state.profile().mig_product.resetless)),
+            _ => read(health(gpu), id),
+        };
         // A field that cannot be read does not affect the others.
-        let answer = |field: Field| match read(health(gpu), field.id) {
+        let answer = |field: Field| match value(field.id) {
             Ok(value) => Field { kind: UNSIGNED_INT, result: 0, value: u64::from(value), ..field },
             Err(Code(code)) => Field { result: code, ..field },
         };

@@ -73,18 +73,17 @@ pub(crate) fn either(handle: u64) -> Result<(&'static State, usize), Code> {
     let device = device
         .filter(|device| *device < state.devices())
         .ok_or(INVALID_ARGUMENT)?;
-    let instance = state.instance(device);
-    if state
-        .control()
-        .is_lost(instance.map_or(device, |instance| instance.parent))
-    {
+    state.settle();
+    let (instance, control) = (state.instance(device), state.control());
+    if control.is_lost(instance.map_or(device, |instance| instance.of.parent)) {
         return Err(GPU_IS_LOST);
     }
     // A handle dies with its instance.
-    if instance.is_some_and(|instance| state.control().is_gone(instance.parent, instance.id())) {
-        return Err(NOT_FOUND);
-    }
-    Ok((state, device))
+    let is_there = match instance {
+        Some(instance) => !control.is_gone(instance.of.parent, instance.id()),
+        None => device < state.profile().gpus as usize,
+    };
+    is_there.then_some((state, device)).ok_or(NOT_FOUND)
 }
 
 soft_gpu::api! {

@@ -1,11 +1,17 @@
-//! GPUs in MIG mode: their instances, and the profiles of which instances can be made. Nothing makes or ends one here: the
-//! profile of the software GPU says which there are.
+//! GPUs in MIG mode: modes, GPU instances, and the profiles of which instances can be made. `compute` has what is in a GPU
+//! instance.
 
 use soft_gpu::c::{Code, Res};
-use soft_gpu::mig::{COMPUTE_INSTANCE, Instance, MOST, Shape};
+use soft_gpu::instances::Refused;
+use soft_gpu::mig::{GpuInstance, Instance};
+use soft_gpu::products::{Engines, Shape};
+use soft_gpu::profile::MAX_DEVICES;
 use soft_gpu::state::State;
 
-use crate::codes::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, VERSION_MISMATCH};
+use crate::codes::{
+    IN_USE, INSUFFICIENT_RESOURCES, INVALID_ARGUMENT, In, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, OPERATING_SYSTEM,
+    Out, RESET_REQUIRED, VERSION_MISMATCH,
+};
 use crate::library::{device, either, handle, state};
 use crate::sensors::pair;
 
@@ -92,82 +98,121 @@ const LAST_NUMBER: u32 = 0x11;
 /// The base of the handles of GPU instances, which are no device handles.
 const GPU_INSTANCE: u64 = 0x506b_0000_0000;
 
-fn gpu_instance(device: usize) -> u64 {
-    GPU_INSTANCE + ((device as u64 + 1) << 4)
+pub(crate) fn of_slot(slot: usize) -> u64 {
+    GPU_INSTANCE + ((slot as u64 + 1) << 4)
 }
 
-/// The instance of a handle of a GPU instance.
-fn of_gpu_instance(handle: u64) -> Result<&'static Instance, Code> {
+/// The GPU instance of a handle, and its slot. A handle dies with its instance, and its value is used again.
+pub(crate) fn of_gpu_instance(handle: u64) -> Result<(&'static State, usize, GpuInstance), Code> {
     let state = state()?;
-    let device = handle
+    let slot = handle
         .checked_sub(GPU_INSTANCE + 16)
         .map(|offset| (offset >> 4) as usize);
-    let instance = device
-        .and_then(|device| state.instance(device))
-        .ok_or(INVALID_ARGUMENT)?;
-    match state.control().is_gone(instance.parent, instance.id()) {
+    let slot = slot.filter(|slot| *slot < MAX_DEVICES).ok_or(INVALID_ARGUMENT)?;
+    state.settle();
+    let found = state.gpu_instance(slot).ok_or(NOT_FOUND)?;
+    match state.control().is_gone(found.parent, found.id()) {
         true => Err(NOT_FOUND),
-        false => Ok(instance),
+        false => Ok((state, slot, found)),
+    }
+}
+
+pub(crate) fn code(refused: Refused) -> Code {
+    match refused {
+        Refused::NotSupported => NOT_SUPPORTED,
+        Refused::NoPermission => NO_PERMISSION,
+        Refused::Invalid => INVALID_ARGUMENT,
+        Refused::NotFound => NOT_FOUND,
+        Refused::ResetRequired => RESET_REQUIRED,
+        Refused::InUse => IN_USE,
+        Refused::InsufficientResources => INSUFFICIENT_RESOURCES,
+        Refused::System => OPERATING_SYSTEM,
+        Refused::Injected(code) => Code(code),
     }
 }
 
 /// The instance of a device handle; a GPU has no such properties.
-fn instance(handle: u64) -> Result<&'static Instance, Code> {
+fn instance(handle: u64) -> Result<Instance, Code> {
     let (state, device) = either(handle)?;
     state.instance(device).ok_or(INVALID_ARGUMENT)
 }
 
-/// A GPU in MIG mode.
+/// Returns an error to a process that may not make and end instances; it may not see where they are either.
+pub(crate) fn may_configure(state: &State) -> Res {
+    match state.may_configure() {
+        true => Ok(()),
+        false => Err(NO_PERMISSION),
+    }
+}
+
+/// A GPU in MIG mode, for a process that may make and end instances.
 fn divided(gpu: u64) -> Result<(&'static State, usize), Code> {
     let (state, gpu) = device(gpu)?;
+    state.settle();
     match state.has_mig(gpu) {
-        true => Ok((state, gpu)),
+        true => may_configure(state).map(|()| (state, gpu)),
         false => Err(NOT_SUPPORTED),
     }
 }
 
-/// The instances of a GPU that answer `is`, as places.
-fn instances(state: &State, gpu: usize, is: impl Fn(&Instance) -> bool) -> Vec<usize> {
-    let all = state.instances_of(gpu).into_iter();
-    all.filter(|place| state.instance(*place).is_some_and(&is)).collect()
+/// The GPU instances of a GPU that answer `is`, as slots.
+fn slots(state: &State, gpu: usize, is: impl Fn(&GpuInstance) -> bool) -> Vec<usize> {
+    let control = state.control();
+    let all = state.gpu_instances(gpu).into_iter();
+    let found = all.filter(|(_, one)| is(one) && !control.is_gone(gpu, one.id()));
+    found.map(|(slot, _)| slot).collect()
+}
+
+/// The profiles of a GPU.
+fn shapes(state: &State, gpu: usize) -> &'static [Shape] {
+    match state.can_divide(gpu) {
+        true => state.profile().mig_product.shapes,
+        false => &[],
+    }
 }
 
 /// A profile by NVML's number of it. Whether MIG mode is on does not matter.
 fn by_number(gpu: u64, number: u32) -> Result<&'static Shape, Code> {
-    let (state, _) = device(gpu)?;
+    let (state, gpu) = device(gpu)?;
     if number > LAST_NUMBER {
         return Err(INVALID_ARGUMENT);
     }
-    let mut shapes = state.profile().mig_product.shapes.iter();
+    let mut shapes = shapes(state, gpu).iter();
     shapes.find(|shape| shape.number == number).ok_or(NOT_SUPPORTED)
 }
 
-/// Slices, instances, multiprocessors, copy engines, decoders, encoders, JPEG engines, OFAs. These products have no encoder.
-fn counts(shape: &Shape) -> [u32; 8] {
-    [
-        shape.slices,
-        shape.most,
-        shape.sms,
-        shape.copy_engines,
-        shape.decoders,
-        0,
-        shape.jpegs,
-        shape.ofas,
-    ]
+/// A profile by its id.
+fn by_id(state: &State, gpu: usize, id: u32) -> Result<&'static Shape, Code> {
+    match shapes(state, gpu) {
+        [] => Err(NOT_SUPPORTED),
+        shapes => shapes.iter().find(|shape| shape.id == id).ok_or(INVALID_ARGUMENT),
+    }
 }
 
-fn profile_name(shape: &Shape) -> [u8; 96] {
-    let text = format!("MIG {}", shape.name);
-    let mut name = [0; 96];
-    name[..text.len()].copy_from_slice(text.as_bytes());
-    name
+/// Slices, instances, multiprocessors, copy engines, decoders, encoders, JPEG engines, OFAs.
+fn counts(shape: &Shape) -> [u32; 8] {
+    let Engines {
+        decoders,
+        encoders,
+        jpegs,
+        ofas,
+    } = shape.engines;
+    let [slices, most, sms, copy_engines] = [shape.slices, shape.most, shape.sms, shape.copy_engines];
+    [slices, most, sms, copy_engines, decoders, encoders, jpegs, ofas]
+}
+
+pub(crate) fn profile_name(name: &str) -> [u8; 96] {
+    let text = format!("MIG {name}");
+    let mut bytes = [0; 96];
+    bytes[..text.len()].copy_from_slice(text.as_bytes());
+    bytes
 }
 
 /// Writes the places where an instance of a profile may begin, each with its size.
 fn placements(gpu: u64, id: u32, out: Out<[u32; 2]>, count: Out<u32>) -> Res {
-    let (state, _) = device(gpu)?;
-    let mut shapes = state.profile().mig_product.shapes.iter();
-    let shape = shapes.find(|shape| shape.id == id).ok_or(INVALID_ARGUMENT)?;
+    let (state, gpu) = device(gpu)?;
+    let shape = by_id(state, gpu, id)?;
+    may_configure(state)?;
     let all: Vec<[u32; 2]> = shape.starts.iter().map(|start| [*start, shape.size]).collect();
     if out.given() {
         out.fill(&all)?;
@@ -175,17 +220,36 @@ fn placements(gpu: u64, id: u32, out: Out<[u32; 2]>, count: Out<u32>) -> Res {
     count.set(all.len() as u32)
 }
 
+/// Makes a GPU instance, at a place or where there is room.
+fn create(gpu: u64, id: u32, start: Option<u32>, out: Out<u64>) -> Res {
+    let (state, gpu) = device(gpu)?;
+    if !out.given() {
+        return Err(INVALID_ARGUMENT);
+    }
+    state.settle();
+    let shape = by_id(state, gpu, id)?;
+    let slot = state.create_gpu_instance(gpu, shape, start).map_err(code)?;
+    out.set(of_slot(slot))
+}
+
 fn attributes(gpu: u64, out: Out<Attributes>) -> Res {
-    let shape = instance(gpu)?.shape;
+    let instance = instance(gpu)?;
+    let shape = instance.of.shape;
+    let Engines {
+        decoders,
+        encoders,
+        jpegs,
+        ofas,
+    } = shape.engines;
     out.set(Attributes {
-        sms: shape.sms,
+        sms: instance.sms(),
         copy_engines: shape.copy_engines,
-        decoders: shape.decoders,
-        encoders: 0,
-        jpegs: shape.jpegs,
-        ofas: shape.ofas,
+        decoders,
+        encoders,
+        jpegs,
+        ofas,
         gpu_instance_slices: shape.slices,
-        compute_instance_slices: shape.slices,
+        compute_instance_slices: instance.slices,
         memory_mib: shape.memory_mib,
     })
 }
@@ -193,27 +257,45 @@ fn attributes(gpu: u64, out: Out<Attributes>) -> Res {
 soft_gpu::api! {
     fn nvmlDeviceGetMigMode(gpu: u64, now: Out<u32>, next: Out<u32>) {
         let (state, index) = device(gpu)?;
-        let mode = u32::from(state.has_mig(index));
-        pair(gpu, now, next, (mode, mode))
+        if !state.can_divide(index) {
+            return Err(NOT_SUPPORTED);
+        }
+        state.settle();
+        let [_, pending] = state.mig_modes(index);
+        let is_set = state.control().has_mig(index);
+        pair(gpu, now, next, (u32::from(state.has_mig(index)), u32::from(pending || is_set)))
+    }
+
+    /// `activated` says why the mode is pending.
+    fn nvmlDeviceSetMigMode(gpu: u64, mode: u32, activated: Out<i32>) {
+        let (state, gpu) = device(gpu)?;
+        if mode > 1 || !activated.given() {
+            return Err(INVALID_ARGUMENT);
+        }
+        state.settle();
+        let done = state.set_mig_mode(gpu, mode == 1).map_err(code)?;
+        activated.set(done.map_or_else(|why| code(why).0, |()| 0))
     }
 
     fn nvmlDeviceGetMaxMigDeviceCount(gpu: u64, out: Out<u32>) {
         let (state, index) = device(gpu)?;
-        out.set(if state.has_mig(index) { MOST } else { 0 })
+        state.settle();
+        out.set(if state.has_mig(index) { state.profile().mig_product.most() } else { 0 })
     }
 
-    /// Indices have gaps where instances are gone.
     fn nvmlDeviceGetMigDeviceHandleByIndex(gpu: u64, index: u32, out: Out<u64>) {
         let (state, gpu) = device(gpu)?;
-        if state.has_mig(gpu) && index >= MOST {
+        state.settle();
+        if state.has_mig(gpu) && index >= state.profile().mig_product.most() {
             return Err(INVALID_ARGUMENT);
         }
-        let found = instances(state, gpu, |instance| instance.index == index).first().copied();
+        let mut places = state.instances_of(gpu).into_iter();
+        let found = places.find(|place| state.instance(*place).is_some_and(|one| one.index == index));
         out.set(handle(found.ok_or(NOT_FOUND)?))
     }
 
     fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu: u64, out: Out<u64>) {
-        out.set(handle(instance(gpu)?.parent))
+        out.set(handle(instance(gpu)?.of.parent))
     }
 
     fn nvmlDeviceIsMigDeviceHandle(gpu: u64, out: Out<u32>) {
@@ -224,8 +306,7 @@ soft_gpu::api! {
     fn nvmlDeviceGetGpuInstanceId(gpu: u64, out: Out<u32>) { out.set(instance(gpu)?.id()) }
 
     fn nvmlDeviceGetComputeInstanceId(gpu: u64, out: Out<u32>) {
-        instance(gpu)?;
-        out.set(COMPUTE_INSTANCE)
+        out.set(instance(gpu)?.compute.unwrap_or(u32::MAX))
     }
 
     fn nvmlDeviceGetAttributes_v2(gpu: u64, out: Out<Attributes>) { attributes(gpu, out) }
@@ -233,26 +314,44 @@ soft_gpu::api! {
 
     fn nvmlDeviceGetGpuInstanceById(gpu: u64, id: u32, out: Out<u64>) {
         let (state, gpu) = divided(gpu)?;
-        let found = instances(state, gpu, |instance| instance.id() == id).first().copied();
-        out.set(gpu_instance(found.ok_or(NOT_FOUND)?))
+        let found = slots(state, gpu, |one| one.id() == id).first().copied();
+        out.set(of_slot(found.ok_or(NOT_FOUND)?))
     }
 
+    /// Those without a compute instance too.
     fn nvmlDeviceGetGpuInstances(gpu: u64, profile: u32, out: Out<u64>, count: Out<u32>) {
         let (state, gpu) = divided(gpu)?;
-        let found = instances(state, gpu, |instance| instance.shape.id == profile);
-        let found: Vec<u64> = found.into_iter().map(gpu_instance).collect();
+        by_id(state, gpu, profile)?;
+        let found = slots(state, gpu, |one| one.shape.id == profile);
+        let found: Vec<u64> = found.into_iter().map(of_slot).collect();
         out.fill(&found)?;
         count.set(found.len() as u32)
     }
 
+    fn nvmlDeviceGetGpuInstanceRemainingCapacity(gpu: u64, profile: u32, out: Out<u32>) {
+        let (state, gpu) = divided(gpu)?;
+        out.set(state.remaining(gpu, by_id(state, gpu, profile)?))
+    }
+
+    fn nvmlDeviceCreateGpuInstance(gpu: u64, profile: u32, out: Out<u64>) { create(gpu, profile, None, out) }
+
+    fn nvmlDeviceCreateGpuInstanceWithPlacement(gpu: u64, profile: u32, place: In<[u32; 2]>, out: Out<u64>) {
+        create(gpu, profile, Some(place.get()?[0]), out)
+    }
+
+    fn nvmlGpuInstanceDestroy(gpu_instance: u64) {
+        let (state, slot, _) = of_gpu_instance(gpu_instance)?;
+        state.destroy_gpu_instance(slot).map_err(code)
+    }
+
     fn nvmlGpuInstanceGetInfo(gpu_instance: u64, out: Out<Info>) {
-        let instance = of_gpu_instance(gpu_instance)?;
+        let (_, _, of) = of_gpu_instance(gpu_instance)?;
         out.set(Info {
-            gpu: handle(instance.parent),
-            id: instance.id(),
-            profile: instance.shape.id,
-            start: instance.start,
-            size: instance.shape.size,
+            gpu: handle(of.parent),
+            id: of.id(),
+            profile: of.shape.id,
+            start: of.start,
+            size: of.shape.size,
         })
     }
 
@@ -277,7 +376,7 @@ soft_gpu::api! {
     /// Versions 2 and 3 have the same size, and the version in the first word.
     fn nvmlDeviceGetGpuInstanceProfileInfoV(gpu: u64, number: u32, out: Out<ProfileInfoV2>) {
         let shape = by_number(gpu, number)?;
-        let (id, counts, memory_mib, name) = (shape.id, counts(shape), shape.memory_mib, profile_name(shape));
+        let (id, counts, memory_mib, name) = (shape.id, counts(shape), shape.memory_mib, profile_name(shape.name));
         match out.inside::<u32>(0).get()? {
             version @ VERSION_2 => out.set(ProfileInfoV2 { version, id, has_p2p: 0, counts, memory_mib, name }),
             version @ VERSION_3 => {

@@ -2,7 +2,6 @@
 
 use soft_gpu::c::{Code, Res};
 use soft_gpu::memory_limits::Told;
-use soft_gpu::mig::COMPUTE_INSTANCE;
 use soft_gpu::profile::NvmlPids;
 use soft_gpu::state::{Picture, State, User};
 
@@ -92,7 +91,9 @@ fn measured(gpu: u64) -> Result<Picture, Code> {
 /// The GPU instance and the compute instance of a device; a GPU has neither.
 fn instance_ids(state: &State, device: usize) -> [u32; 2] {
     let instance = state.instance(device);
-    instance.map_or([u32::MAX; 2], |instance| [instance.id(), COMPUTE_INSTANCE])
+    instance.map_or([u32::MAX; 2], |instance| {
+        [instance.id(), instance.compute.unwrap_or(u32::MAX)]
+    })
 }
 
 /// A GPU or an instance; or a GPU in MIG mode, which has what its instances have: itself, and these.

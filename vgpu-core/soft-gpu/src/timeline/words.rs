@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::account::MAX_PROCS;
-use crate::profile::MAX_GPUS;
+use crate::profile::MAX_DEVICES;
 
 /// The largest number of contexts, in all processes together, that can have launched work and still exist.
 pub const MAX_QUEUES: usize = 1 << 10;
@@ -216,11 +216,11 @@ pub struct Timeline {
     pub at: AtomicU64,
     /// The largest number of queues that were ever in use. Readers read no further.
     pub high_water: AtomicU64,
-    pub gpus: [Turn; MAX_GPUS],
+    pub gpus: [Turn; MAX_DEVICES],
     /// Separate from the queues, so that searching for queues in use is cheap.
     pub owners: [AtomicU64; MAX_QUEUES],
     pub queues: [Queue; MAX_QUEUES],
-    pub usage: [[Usage; MAX_GPUS]; MAX_PROCS],
+    pub usage: [[Usage; MAX_DEVICES]; MAX_PROCS],
     /// One for each process, and one for the process that holds the folder's lock.
     pub journals: [Journal; MAX_PROCS + 1],
 }
@@ -239,18 +239,18 @@ pub struct Words<'a> {
     pub gpus: &'a [Turn],
     pub owners: &'a [AtomicU64],
     pub queues: &'a [Queue],
-    pub usage: &'a [[Usage; MAX_GPUS]],
+    pub usage: &'a [[Usage; MAX_DEVICES]],
     pub journals: &'a [Journal],
 }
 
 impl Timeline {
-    /// `gpus`: how many GPUs the profile has.
+    /// `gpus`: how many places are in use.
     pub fn words(&self, gpus: usize) -> Words<'_> {
         Words {
             root: &self.root,
             at: &self.at,
             high_water: &self.high_water,
-            gpus: &self.gpus[..gpus.min(MAX_GPUS)],
+            gpus: &self.gpus[..gpus.min(MAX_DEVICES)],
             owners: &self.owners,
             queues: &self.queues,
             usage: &self.usage,
@@ -401,7 +401,7 @@ pub(crate) mod tests {
         pub(crate) gpus: Vec<Turn>,
         pub(crate) owners: Vec<AtomicU64>,
         pub(crate) queues: Vec<Queue>,
-        pub(crate) usage: Vec<[Usage; MAX_GPUS]>,
+        pub(crate) usage: Vec<[Usage; MAX_DEVICES]>,
         pub(crate) journals: Vec<Journal>,
         pub(crate) clock: [AtomicU64; 3],
     }
@@ -412,7 +412,9 @@ pub(crate) mod tests {
                 gpus: (0..gpus).map(|_| Turn::default()).collect(),
                 owners: (0..queues).map(|_| AtomicU64::new(0)).collect(),
                 queues: (0..queues).map(|_| Queue::default()).collect(),
-                usage: (0..queues.max(3)).map(|_| Default::default()).collect(),
+                usage: (0..queues.max(3))
+                    .map(|_| std::array::from_fn(|_| Usage::default()))
+                    .collect(),
                 journals: (0..=queues).map(|_| Journal::default()).collect(),
                 clock: Default::default(),
             }
