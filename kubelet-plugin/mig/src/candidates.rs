@@ -27,6 +27,7 @@ use crate::driver::{Engines, Profile, overlap, slices};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use vgpu_api::{CANDIDATE_PREFIX, GPU_DIGITS};
 use vgpu_node::gpus::Placement;
 
 /// Kubernetes' limit for the devices of a slice if any of them takes from counters.
@@ -310,10 +311,11 @@ fn slice_name(slice: u32) -> String {
     format!("memory-slice-{slice}")
 }
 
-/// The first eight hexadecimal digits of a GPU's UUID.
-fn short(gpu: &str) -> String {
+/// The first hexadecimal digits of a GPU's UUID.
+#[must_use]
+pub fn short(gpu: &str) -> String {
     let digits = gpu.strip_prefix("GPU-").unwrap_or(gpu).chars();
-    let digits = digits.filter(char::is_ascii_alphanumeric).take(8);
+    let digits = digits.filter(char::is_ascii_hexdigit).take(GPU_DIGITS);
     digits.collect::<String>().to_ascii_lowercase()
 }
 
@@ -335,7 +337,7 @@ pub fn device_name(gpu: &str, profile: &str, start: u32) -> String {
             _ => name.push('-'),
         }
     }
-    format!("{}-{name}-{start}", counter_set(gpu))
+    format!("{CANDIDATE_PREFIX}{}-{name}-{start}", short(gpu))
 }
 
 #[cfg(test)]

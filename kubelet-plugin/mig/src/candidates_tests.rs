@@ -86,12 +86,15 @@ fn start_pool(profiles: &[Profile]) -> Pool {
 #[test]
 fn small_instances_come_first_and_begin_at_the_last_place() {
     let pool = start_pool(&tables::h100());
-    let short: Vec<&str> = names(&pool).iter().map(|name| &name["mig-3f8a1c20-".len()..]).collect();
+    let short: Vec<&str> = names(&pool)
+        .iter()
+        .map(|name| &name["mig-of-3f8a1c20-".len()..])
+        .collect();
     let expected = "1g-10gb-6 1g-10gb-5 1g-10gb-4 1g-10gb-3 1g-10gb-2 1g-10gb-1 1g-10gb-0 1g-10gb-me-6 1g-10gb-me-5 \
         1g-10gb-me-4 1g-10gb-me-3 1g-10gb-me-2 1g-10gb-me-1 1g-10gb-me-0 1g-20gb-6 1g-20gb-4 1g-20gb-2 1g-20gb-0 2g-20gb-4 \
         2g-20gb-2 2g-20gb-0 3g-40gb-4 3g-40gb-0 4g-40gb-0 7g-80gb-0";
     assert_eq!(short.join(" "), expected);
-    let found = pool.find("mig-3f8a1c20-3g-40gb-4").expect("a candidate");
+    let found = pool.find("mig-of-3f8a1c20-3g-40gb-4").expect("a candidate");
     assert_eq!(
         (found.profile.id, found.placement),
         (9, Placement { start: 4, size: 4 })
@@ -126,12 +129,12 @@ fn names_are_labels_and_tell_with_from_without() {
         let is_label = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
         assert!(name.bytes().all(is_label) && name.len() <= 63, "{name}");
     }
-    assert!(names.contains("mig-3f8a1c20-1g-24gb-no-me-9") && names.contains("mig-3f8a1c20-1g-24gb-me-all-9"));
+    assert!(names.contains("mig-of-3f8a1c20-1g-24gb-no-me-9") && names.contains("mig-of-3f8a1c20-1g-24gb-me-all-9"));
     // Two profiles of one name.
     let mut twins = tables::a30();
     twins[1].name = twins[0].name.clone();
     let pool = start_pool(&twins);
-    assert!(pool.find("mig-3f8a1c20-1g-6gb-3").is_some() && pool.find("mig-3f8a1c20-1g-6gb-3-21").is_some());
+    assert!(pool.find("mig-of-3f8a1c20-1g-6gb-3").is_some() && pool.find("mig-of-3f8a1c20-1g-6gb-3-21").is_some());
 }
 
 #[test]
@@ -202,7 +205,7 @@ fn an_administrators_instance_closes_its_slices_and_a_late_one_lowers_no_counter
     }];
     let both = Pool::new(GPU, &profiles, &early, &held).expect("a pool");
     assert_eq!(values(&both)[..8], [1; 8]);
-    assert!(both.find("mig-3f8a1c20-1g-10gb-6").is_some() && both.find("mig-3f8a1c20-1g-10gb-5").is_none());
+    assert!(both.find("mig-of-3f8a1c20-1g-10gb-6").is_some() && both.find("mig-of-3f8a1c20-1g-10gb-5").is_none());
     // The only OFA is the administrator's. A profile that nobody knows may have all engines.
     let media = [administrators(&profiles[1], Placement { start: 0, size: 1 }, true)];
     let pool = Pool::new(GPU, &profiles, &media, &[]).expect("a pool");

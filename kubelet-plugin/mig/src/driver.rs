@@ -133,6 +133,12 @@ pub trait MigDriver {
     }
 }
 
+impl<D: MigDriver + ?Sized> MigDriver for std::sync::Arc<D> {
+    fn call(&self, gpu: &str, call: &Call) -> Result<Answer, Refused> {
+        (**self).call(gpu, call)
+    }
+}
+
 /// One call for one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]

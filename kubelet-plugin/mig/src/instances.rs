@@ -35,7 +35,7 @@
 //!   refusal, the record is removed: an instance that had vanished is then not made again before the next Prepare.
 //! - A claim is allocated to two places of one pool, or two claims overlap: the second one is refused, with the holders.
 
-use crate::driver::{Code, ComputeInstance, GpuInstance, MigDriver, Refused, overlap};
+use crate::driver::{Code, ComputeInstance, GpuInstance, MigDriver, Profile, Refused, overlap};
 use crate::error::Error;
 use crate::records::{Key, Record, Records, Stage, Store, Switched};
 use std::collections::BTreeSet;
@@ -191,6 +191,13 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
         let mut found = self.list(gpu)?;
         found.retain(|instance| !records.of_gpu(gpu).any(|record| self.is_its(record, instance)));
         Ok(found)
+    }
+
+    /// # Errors
+    /// The driver does not list them.
+    pub fn profiles(&self, gpu: &str) -> Result<Vec<Profile>, Error> {
+        let found = self.driver.profiles(gpu);
+        found.map_err(|source| gpu_refused(gpu, "list its profiles", source))
     }
 
     /// # Errors

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The plugin decides which GPUs are dynamic, holds the node's lock around each call of [`Instances`], and passes calls of
-//! [`MigDriver`] to its child. Nothing here is wired to it yet.
+//! [`MigDriver`] to its child (`dra/node/instances.rs`, `publish/gpus/dynamic.rs` and `nvml` there).
 #![deny(unsafe_code)] // allowed in nvml.rs alone: nvml-wrapper has no functions for instances
 
 pub mod candidates;

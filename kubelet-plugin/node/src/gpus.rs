@@ -71,6 +71,9 @@ pub struct List {
     /// The instances of GPUs in MIG mode, which themselves are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<Gpu>,
+    /// The GPUs in MIG mode themselves, without memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub divided: Vec<Gpu>,
     pub left_out: Vec<LeftOut>,
     /// What GPUs say of their NVLinks and do not agree on: a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -211,7 +214,7 @@ pub fn list(nvml: &Nvml, sizes: &MemorySizes) -> Result<List, Error> {
     let cuda_version = (cuda_driver_version_major(cuda), cuda_driver_version_minor(cuda));
     let count = nvml.device_count().map_err(failed("device count"))?;
     let mut links = Vec::new();
-    let mut instances = Vec::new();
+    let (mut instances, mut divided) = (Vec::new(), Vec::new());
     let read = |index| {
         let asked = Asked {
             nvml,
@@ -220,11 +223,12 @@ pub fn list(nvml: &Nvml, sizes: &MemorySizes) -> Result<List, Error> {
             driver_version: &driver_version,
             cuda_version,
         };
-        let (gpu, of_gpu) = read_one(&asked, index, &mut instances)?;
+        let (gpu, of_gpu) = read_one(&asked, index, &mut instances, &mut divided)?;
         links.push(of_gpu);
         Ok(gpu)
     };
     let mut list = List::new((0..count).map(read));
+    list.divided = divided;
     for instance in instances {
         match instance {
             Ok(instance) => list.instances.push(instance),
@@ -263,8 +267,14 @@ struct Asked<'a> {
     cuda_version: (i32, i32),
 }
 
-/// Reads a GPU. Those of its instances that could be read, and those that could not, are added to `instances`.
-fn read_one(asked: &Asked<'_>, index: u32, instances: &mut Vec<Result<Gpu, LeftOut>>) -> Result<(Gpu, Links), LeftOut> {
+/// Reads a GPU. One in MIG mode is added to `divided`, and those of its instances that could be read, and those that could not, to
+/// `instances`.
+fn read_one(
+    asked: &Asked<'_>,
+    index: u32,
+    instances: &mut Vec<Result<Gpu, LeftOut>>,
+    divided: &mut Vec<Gpu>,
+) -> Result<(Gpu, Links), LeftOut> {
     let unreadable = |uuid: Option<&String>, field: &'static str| {
         let uuid = uuid.cloned();
         move |error: NvmlError| LeftOut {
@@ -314,6 +324,7 @@ fn read_one(asked: &Asked<'_>, index: u32, instances: &mut Vec<Result<Gpu, LeftO
             instances: named.collect(),
         };
         instances.extend(found);
+        divided.push(gpu);
         return Err(LeftOut { uuid: Some(uuid), why });
     }
     let by_nvml = memory_by_nvml(&device).map_err(failed("memory"))?;

@@ -142,7 +142,7 @@ fn of_profile(nvml: &Nvml, device: &Device<'_>, profile: u32) -> Result<Vec<u32>
     let ids = handles.map(|handle| {
         // SAFETY: NVML returned the handle, and the structure of numbers and a pointer is the one that the function writes.
         unsafe {
-            let mut info = super::read_nvlink::zeroed(get_info);
+            let mut info = super::raw::zeroed(get_info);
             nvml_try(get_info(handle, &raw mut info))?;
             Ok(info.id)
         }

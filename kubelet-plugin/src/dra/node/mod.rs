@@ -4,6 +4,7 @@
 //! ```text
 //!  turn       who may change the node next; calls that wait
 //!  prepare    Prepare and Unprepare ─► GPU and slot of each share ─► files of the claim
+//!  instances  instances of GPUs in MIG mode that claims make
 //!  room       what a refusal for lack of room says
 //!  recover    the start, and claims whose record is damaged or lost
 //!  renew      CDI files after a change of the driver, and the library
@@ -19,6 +20,7 @@
 //! - Two instances during a rolling update: each turn holds the lock file, and reads the records.
 
 mod failures;
+mod instances;
 mod ledgers;
 mod pages;
 mod prepare;
@@ -44,6 +46,7 @@ use crate::publish::inventory::Inventory;
 use crate::publish::slice::Sharing;
 use failures::Failures;
 pub use failures::NotStarted;
+use instances::Maker;
 pub use ledgers::LedgerReading;
 pub use prepare::{NoRoom, Parts};
 use room::Full;
@@ -55,6 +58,8 @@ pub(crate) use turn::ReadClaim;
 pub use turn::{SharedNode, lock_until};
 use vgpu_api::Pools;
 use vgpu_context_size::ContextSize;
+use vgpu_mig::candidates::Held;
+use vgpu_mig::driver::{GpuInstance, Profile};
 use vgpu_node::files::Failed;
 pub use vgpu_node::lock_file::LockFile;
 
@@ -106,6 +111,12 @@ pub enum Error {
     )]
     NoDriverLimit { device: String, why: String },
     #[error(transparent)]
+    Instance(#[from] vgpu_mig::Error),
+    #[error(
+        "device {0}: its instance was made, and the driver does not say its UUID; look at nvidia-smi -L on the node"
+    )]
+    NoInstanceUuid(String),
+    #[error(transparent)]
     Driver(#[from] driver::Error),
     #[error(transparent)]
     ClaimDir(#[from] claimdir::Error),
@@ -146,6 +157,8 @@ impl Error {
             | Self::GpuGone(_)
             | Self::Unavailable { .. }
             | Self::NoDriverLimit { .. }
+            | Self::Instance(_)
+            | Self::NoInstanceUuid(_)
             | Self::Driver(_) => "ailing",
             Self::Lock(_) | Self::LockTaken(_) => "lock",
             Self::Library(_) => "library",
@@ -178,6 +191,20 @@ pub struct Node {
     damages: Damages,
     failures: Failures,
     living: Living,
+    /// None: claims make no instances.
+    maker: Option<Maker>,
+}
+
+/// What there is on a GPU on which claims make instances.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    pub profiles: Vec<Profile>,
+    /// The instances that no claim made.
+    pub administrators: Vec<GpuInstance>,
+    /// The places of those that claims made.
+    pub held: Vec<Held>,
+    /// What is wrong with instances of the node: a sentence each.
+    pub problems: Vec<String>,
 }
 
 /// The results of the last scan of the GPUs.

@@ -62,6 +62,7 @@ impl Node {
             damages: Damages::default(),
             failures: Failures::default(),
             living,
+            maker: None,
             config,
         };
         node.take_over(locked)?;

@@ -227,6 +227,7 @@ mod tests {
         let held = |gpu: &Gpu| InUse {
             gpu: gpu.clone(),
             has_shares: true,
+            is_made: false,
         };
         gpus.into_iter().map(held).collect()
     }
