@@ -1,5 +1,6 @@
 use super::*;
 use crate::publish::inventory::Inventory;
+use crate::publish::inventory::dynamic::tests::divided;
 use crate::publish::inventory::tests::gpu;
 use crate::publish::slice::tests::WHOLE;
 use crate::publish::slice::{Slice, slices};
@@ -152,6 +153,37 @@ fn a_pool_with_gpus_and_monitors_is_split() {
     assert_eq!(generations(&steps.update), [4], "the GPUs are never gone");
     assert_eq!(generations(&steps.create), [1]);
     settles(&split, &existing);
+}
+
+/// Each GPU on which claims make instances has a pool of its own, whose generation is no other pool's.
+#[test]
+fn a_pool_with_counters_is_planned_as_the_others_and_read_back_while_the_driver_is_silent() {
+    let dynamic = vec![divided(&[], &[])];
+    let inventory = Inventory::new(vec![gpu(1)]).with_dynamic(dynamic, BTreeMap::new());
+    let wanted = slices(&inventory, WHOLE);
+    let existing = settles(&wanted, &[]);
+    let pools: BTreeSet<&str> = existing.iter().map(|slice| slice.spec.pool.name.as_str()).collect();
+    assert_eq!(
+        pools,
+        BTreeSet::from(["n1/vgpu", "n1/vgpu-mig-3f8a1c20", "n1/vgpu-monitor"])
+    );
+    let mut used = used_slices(&owner(), &existing).expect("whole");
+    used.sort_by_key(|slice| wanted.iter().position(|other| other == slice));
+    assert_eq!(used, wanted);
+    // One counter fewer is one update; one of two slices gone, and the pool is written anew.
+    let mut changed = wanted.clone();
+    changed[2].counters[0].counters.remove("ofa");
+    let one = plan(&owner(), &changed, &existing, &Stored::new());
+    assert_eq!((one.update.len(), one.create.len(), one.delete.len()), (1, 0, 0));
+    let without: Vec<ResourceSlice> = existing
+        .iter()
+        .filter(|slice| counters(slice).is_empty())
+        .cloned()
+        .collect();
+    assert_eq!(used_slices(&owner(), &without), None, "a pool that is not whole");
+    settles(&wanted, &without);
+    // The feature is switched off: the pool goes.
+    settles(&wanted[..2], &existing);
 }
 
 proptest::proptest! {

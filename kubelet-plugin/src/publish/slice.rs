@@ -428,6 +428,8 @@ fn cut(text: &str) -> &str {
 #[cfg(test)]
 mod document_tests;
 #[cfg(test)]
+mod dynamic_tests;
+#[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::publish::inventory::tests::{gpu, instance};

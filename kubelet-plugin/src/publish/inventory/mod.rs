@@ -7,7 +7,7 @@
 //! with the reason. The caller then has an inventory in which it is unavailable: it gets a taint, is reported as unhealthy and
 //! takes no new claims. The other GPUs are not affected.
 
-mod dynamic;
+pub mod dynamic;
 pub mod fault;
 
 pub use dynamic::DynamicGpu;
