@@ -30,7 +30,7 @@
 //!   part of it, because that process is another tenant's.
 //! - The driver refuses to create: the record is removed, and the mode that was switched on for it is off again.
 //! - Mode: it is on without a record when an administrator switched it on, and then it stays on. One that cannot be switched
-//!   off again is reported and tried again.
+//!   off again is reported and tried again. One that the driver could not activate is taken back.
 //! - The disk is full: no instance is made, and those of ended claims are destroyed. If it becomes full between record and
 //!   refusal, the record is removed: an instance that had vanished is then not made again before the next Prepare.
 //! - A claim is allocated to two places of one pool, or two claims overlap: the second one is refused, with the holders.
@@ -38,7 +38,7 @@
 use crate::driver::{Code, ComputeInstance, GpuInstance, MigDriver, Refused, overlap};
 use crate::error::Error;
 use crate::records::{Key, Record, Records, Stage, Store, Switched};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use vgpu_node::files::Failed;
 use vgpu_node::gpus::Placement;
 
@@ -170,11 +170,23 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             }
         }
         let used = self.records()?.instances.into_values();
+        let mut lists = BTreeMap::new();
         for mut record in used.filter(|record| !record.claims.is_empty()) {
+            // Once a GPU: a list is a hundred calls of NVML, and a driver that hangs answers none.
+            let list = lists.entry(record.gpu.clone()).or_insert_with(|| {
+                let list = self.list(&record.gpu);
+                list.map_err(|error| report.problems.push(error)).ok()
+            });
+            let Some(list) = list else { continue };
+            if list.iter().any(|instance| self.is_complete(&record, instance)) {
+                continue;
+            }
             let is_gpu_held = (known.is_gpu_held)(&record.gpu);
             match self.ensure(&mut record, is_gpu_held) {
                 Ok((_, true)) => report.made.push(record),
                 Ok((_, false)) => {}
+                // Without a list of instances it may be there.
+                Err(why) if record.stage != Stage::Absent => report.problems.push(why),
                 Err(why) => report.problems.push(vanished(&record, why)),
             }
         }
@@ -429,7 +441,10 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             if records.of_gpu(&switched.gpu).next().is_some() {
                 return Ok(());
             }
-            if self.is_on(&switched.gpu)? {
+            let mode = self.driver.mode(&switched.gpu);
+            let mode = mode.map_err(|source| gpu_refused(&switched.gpu, "say its MIG mode", source))?;
+            // A mode that could not be activated is pending, and is taken back too.
+            if mode.is_on || mode.is_on_after_reset {
                 if !self.list(&switched.gpu)?.is_empty() {
                     return Ok(());
                 }
@@ -462,6 +477,14 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             Stage::Absent => false,
         };
         record.boot == self.settings.boot && is_there && is_possible
+    }
+
+    fn is_complete(&self, record: &Record, instance: &GpuInstance) -> bool {
+        let Stage::Made { compute_instance, .. } = record.stage else {
+            return false;
+        };
+        let has_compute = instance.compute.iter().any(|compute| compute.id == compute_instance);
+        has_compute && self.is_its(record, instance)
     }
 
     /// Returns false if it is certain that no instance is where a damaged record's name says.
