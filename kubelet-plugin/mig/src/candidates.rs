@@ -185,7 +185,7 @@ impl Counter {
 struct EngineRoom {
     /// The counters' values.
     published: Engines,
-    /// What is left beside all of the administrator's instances.
+    /// Those that all of the administrator's instances leave.
     free: Engines,
 }
 

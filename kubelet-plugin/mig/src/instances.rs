@@ -162,7 +162,7 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
                 true => report.problems.push(Error::Damaged { file, damage }),
             }
         }
-        // What is destroyed makes room for what is made again.
+        // First, because it makes room for instances that are made again.
         for record in records.instances.into_values() {
             if !record.claims.iter().all(|uid| (known.is_prepared)(uid)) || record.claims.is_empty() {
                 self.release(record, known.is_prepared, &mut report);
@@ -247,7 +247,7 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
                 if source.code != Code::NoAnswer {
                     record.stage = Stage::Absent;
                     if record.save(&self.store, true).is_err() {
-                        // What made the create fail may be the same instance, an administrator's, which must not look
+                        // The create may have failed because of the same instance, an administrator's, which must not look
                         // like the claim's.
                         self.store.remove(&record.key().file())?;
                     }
