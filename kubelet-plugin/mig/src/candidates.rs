@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Disjoint memory slices imply multiprocessors, copy engines, memory, compute slices and the most instances of a profile, on
-//! all boards whose tables are known (facts in docs/mig.md). Only the engines can bind beside them. All figures are the
+//! all boards whose tables are known. Only the engines can bind beside them. All figures are the
 //! driver's.
 //!
 //! The allocator takes the first device that fits, so the order packs: an instance of one slice begins at the last place, which
@@ -186,7 +186,7 @@ impl Counter {
 struct EngineRoom {
     /// The counters' values.
     published: Engines,
-    /// What is left beside all of the administrator's instances.
+    /// Those that all of the administrator's instances leave.
     free: Engines,
 }
 

@@ -198,7 +198,7 @@ fn an_administrators_instance_closes_its_slices_and_a_late_one_lowers_no_counter
     let later = Pool::new(GPU, &profiles, &late, &[]).expect("a pool");
     assert_eq!(later.candidates, pool.candidates);
     assert_eq!(later.counters, start_pool(&profiles).counters);
-    // What a claim holds stays, with its counters.
+    // A claim's own device stays, with its counters.
     let held = [Held {
         profile: 19,
         placement: Placement { start: 6, size: 1 },

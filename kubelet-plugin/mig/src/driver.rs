@@ -5,7 +5,9 @@
 //!
 //! Failure modes:
 //! - The driver refuses: [`Refused`] has NVML's code. Nothing was done.
-//! - No answer came ([`Code::NoAnswer`]: the child died or hung): the call may have been carried out or not, or may still be.
+//! - No answer came ([`Code::NoAnswer`]: the child died or hung): the call may have been carried out or not. It must not be
+//!   carried out later, when a list has shown that it was not: after a silence, who implements [`MigDriver`] over a child makes
+//!   no call before that child has ended, and answers NoAnswer until then.
 //! - Handles are never kept: they die when an instance is destroyed, and the driver uses their values again. An instance is
 //!   named by its id, which the driver derives from the place, so it is no proof of who made it.
 
@@ -339,6 +341,44 @@ mod tests {
         let placement = Placement { start: 4, size: 4 };
         let text = serde_json::to_string(&Call::Create { profile: 9, placement }).expect("JSON");
         assert_eq!(text, r#"{"create":{"profile":9,"placement":{"start":4,"size":4}}}"#);
+        let calls = [
+            Call::Mode,
+            Call::SetMode { is_on: true },
+            Call::CreateCompute { gpu_instance: 2 },
+            Call::DestroyCompute {
+                gpu_instance: 2,
+                compute_instance: 0,
+            },
+            Call::Destroy { gpu_instance: 2 },
+        ];
+        for call in calls {
+            let text = serde_json::to_string(&call).expect("JSON");
+            assert_eq!(serde_json::from_str::<Call>(&text).expect("JSON"), call);
+        }
+        let compute = ComputeInstance {
+            id: 0,
+            uuid: Some("MIG-1".into()),
+        };
+        let instance = GpuInstance {
+            id: 2,
+            profile: 9,
+            placement,
+            compute: vec![compute.clone()],
+        };
+        let answers = [
+            Answer::Mode(Mode::default()),
+            Answer::IsResetless(true),
+            Answer::Users(3),
+            Answer::Profiles(crate::tables::h100()),
+            Answer::Instances(vec![instance]),
+            Answer::Created(2),
+            Answer::CreatedCompute(compute),
+            Answer::Done,
+        ];
+        for answer in answers {
+            let text = serde_json::to_string(&answer).expect("JSON");
+            assert_eq!(serde_json::from_str::<Answer>(&text).expect("JSON"), answer);
+        }
         let refused = Refused::new("nvmlGpuInstanceDestroy", Code::from(19), "");
         let text = serde_json::to_string(&refused).expect("JSON");
         assert_eq!(serde_json::from_str::<Refused>(&text).expect("JSON"), refused);

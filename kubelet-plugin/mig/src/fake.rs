@@ -25,15 +25,20 @@ pub(crate) struct State {
     /// Calls until an answer is lost.
     pub(crate) loses_answer_in: Option<usize>,
     /// The next call of this kind is refused.
-    pub(crate) refuses: Option<(fn(&Call) -> bool, Code)>,
+    pub(crate) refuses: Option<Refusal>,
     /// Writes until the disk is full.
     pub(crate) writes_left: Option<usize>,
     pub(crate) calls: Vec<Call>,
 }
 
+/// Which call is refused, and with what.
+type Refusal = (fn(&Call) -> bool, Code);
+
 pub(crate) struct Gpu {
     pub(crate) mode: Mode,
     pub(crate) is_resetless: bool,
+    /// A mode is only pending, and the call fails.
+    pub(crate) fails_to_activate: bool,
     pub(crate) users: usize,
     pub(crate) profiles: Vec<Profile>,
     pub(crate) instances: Vec<Instance>,
@@ -173,6 +178,7 @@ impl Gpu {
                 is_on_after_reset: is_on,
             },
             is_resetless: true,
+            fails_to_activate: false,
             users: 0,
             profiles: tables::h100(),
             instances: Vec::new(),
@@ -187,6 +193,10 @@ impl Gpu {
             Call::Users => Answer::Users(self.users),
             Call::Profiles => Answer::Profiles(self.profiles.clone()),
             Call::SetMode { .. } if self.users > 0 || !self.instances.is_empty() => return Err(Code::InUse),
+            Call::SetMode { is_on } if self.fails_to_activate && *is_on => {
+                self.mode.is_on_after_reset = true;
+                return Err(Code::InUse);
+            }
             Call::SetMode { is_on } => {
                 self.mode.is_on = *is_on;
                 self.mode.is_on_after_reset = *is_on;
@@ -198,6 +208,13 @@ impl Gpu {
                 self.create(*profile, *placement, false)?;
                 Answer::Created(id(*placement))
             }
+            Call::CreateCompute { .. } | Call::DestroyCompute { .. } | Call::Destroy { .. } => self.change(call)?,
+        })
+    }
+
+    /// Carries out a call that names an instance.
+    fn change(&mut self, call: &Call) -> Result<Answer, Code> {
+        Ok(match call {
             Call::CreateCompute { gpu_instance } => {
                 let instance = self.instance(*gpu_instance)?;
                 assert!(
@@ -235,6 +252,7 @@ impl Gpu {
                     .retain(|instance| id(instance.placement) != *gpu_instance);
                 Answer::Done
             }
+            _ => unreachable!("it names no instance"),
         })
     }
 

@@ -16,8 +16,7 @@
 //! Failure modes:
 //! - The plugin is killed between two steps: the record is there before the instance and until after its end. `recover`
 //!   completes what a claim still uses, and destroys the rest.
-//! - The driver gives no answer: as if killed. The kernel module does one such call at a time (not confirmed), so a list that
-//!   comes later shows the outcome.
+//! - The driver gives no answer: as if killed. A list that comes later shows the outcome ([`crate::driver`] says why).
 //! - A reboot: records of another boot name nothing that is there. Those of claims that are still prepared are made again.
 //! - The module was reloaded or the GPU reset, or somebody destroyed a claim's instance: it is made again for its claims if
 //!   its place is free, else [`Error::Vanished`] is reported until they are unprepared. From then on, an instance in its place
@@ -30,7 +29,7 @@
 //!   part of it, because that process is another tenant's.
 //! - The driver refuses to create: the record is removed, and the mode that was switched on for it is off again.
 //! - Mode: it is on without a record when an administrator switched it on, and then it stays on. One that cannot be switched
-//!   off again is reported and tried again.
+//!   off again is reported and tried again. One that the driver could not activate is taken back.
 //! - The disk is full: no instance is made, and those of ended claims are destroyed. If it becomes full between record and
 //!   refusal, the record is removed: an instance that had vanished is then not made again before the next Prepare.
 //! - A claim is allocated to two places of one pool, or two claims overlap: the second one is refused, with the holders.
@@ -38,7 +37,7 @@
 use crate::driver::{Code, ComputeInstance, GpuInstance, MigDriver, Profile, Refused, overlap};
 use crate::error::Error;
 use crate::records::{Key, Record, Records, Stage, Store, Switched};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use vgpu_node::files::Failed;
 use vgpu_node::gpus::Placement;
 
@@ -163,18 +162,30 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
                 true => report.problems.push(Error::Damaged { file, damage }),
             }
         }
-        // What is destroyed makes room for what is made again.
+        // First, because it makes room for instances that are made again.
         for record in records.instances.into_values() {
             if !record.claims.iter().all(|uid| (known.is_prepared)(uid)) || record.claims.is_empty() {
                 self.release(record, known.is_prepared, &mut report);
             }
         }
         let used = self.records()?.instances.into_values();
+        let mut lists = BTreeMap::new();
         for mut record in used.filter(|record| !record.claims.is_empty()) {
+            // Once a GPU: a list is a hundred calls of NVML, and a driver that hangs answers none.
+            let list = lists.entry(record.gpu.clone()).or_insert_with(|| {
+                let list = self.list(&record.gpu);
+                list.map_err(|error| report.problems.push(error)).ok()
+            });
+            let Some(list) = list else { continue };
+            if list.iter().any(|instance| self.is_complete(&record, instance)) {
+                continue;
+            }
             let is_gpu_held = (known.is_gpu_held)(&record.gpu);
             match self.ensure(&mut record, is_gpu_held) {
                 Ok((_, true)) => report.made.push(record),
                 Ok((_, false)) => {}
+                // Without a list of instances it may be there.
+                Err(why) if record.stage != Stage::Absent => report.problems.push(why),
                 Err(why) => report.problems.push(vanished(&record, why)),
             }
         }
@@ -243,7 +254,7 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
                 if source.code != Code::NoAnswer {
                     record.stage = Stage::Absent;
                     if record.save(&self.store, true).is_err() {
-                        // What made the create fail may be the same instance, an administrator's, which must not look
+                        // The create may have failed because of the same instance, an administrator's, which must not look
                         // like the claim's.
                         self.store.remove(&record.key().file())?;
                     }
@@ -436,7 +447,10 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             if records.of_gpu(&switched.gpu).next().is_some() {
                 return Ok(());
             }
-            if self.is_on(&switched.gpu)? {
+            let mode = self.driver.mode(&switched.gpu);
+            let mode = mode.map_err(|source| gpu_refused(&switched.gpu, "say its MIG mode", source))?;
+            // A mode that could not be activated is pending, and is taken back too.
+            if mode.is_on || mode.is_on_after_reset {
                 if !self.list(&switched.gpu)?.is_empty() {
                     return Ok(());
                 }
@@ -469,6 +483,14 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             Stage::Absent => false,
         };
         record.boot == self.settings.boot && is_there && is_possible
+    }
+
+    fn is_complete(&self, record: &Record, instance: &GpuInstance) -> bool {
+        let Stage::Made { compute_instance, .. } = record.stage else {
+            return false;
+        };
+        let has_compute = instance.compute.iter().any(|compute| compute.id == compute_instance);
+        has_compute && self.is_its(record, instance)
     }
 
     /// Returns false if it is certain that no instance is where a damaged record's name says.

@@ -386,10 +386,43 @@ fn the_mode_is_switched_off_after_the_last_instance_if_it_was_switched_on_here()
     assert!(said(plugin.prepare(&HALF, false)).contains("IN_USE"));
     assert!(!machine.state().gpu(GPU).mode.is_on && machine.state().files.is_empty());
 
+    // The driver keeps a mode that it could not activate for the next reset.
+    machine.state().gpu(GPU).fails_to_activate = true;
+    assert!(said(plugin.prepare(&HALF, false)).contains("switch MIG mode on"));
+    assert_eq!(machine.state().gpu(GPU).mode, crate::driver::Mode::default());
+    assert!(machine.state().files.is_empty());
+
     let (machine, plugin) = switching(true);
     plugin.prepare(&HALF, false).expect("made");
     plugin.unprepare("u1").expect("listed");
     assert!(machine.state().gpu(GPU).mode.is_on, "an administrator's");
+}
+
+/// The driver is being upgraded: nobody knows whether the instance is there.
+#[test]
+fn without_a_list_nothing_is_said_to_be_gone() {
+    let machine = machine();
+    let plugin = machine.plugin(false);
+    plugin.prepare(&HALF, false).expect("made");
+    let files = machine.state().files.clone();
+    machine.state().refuses = Some((|call| matches!(call, Call::Instances), Code::NoAnswer));
+    let problems = plugin.recover(known(&["u1"])).expect("listed").problems;
+    assert!(
+        matches!(
+            &problems[..],
+            [Error::Refused {
+                action: "list its instances",
+                ..
+            }]
+        ),
+        "{problems:?}"
+    );
+    assert_eq!(machine.state().files, files);
+    // Nor is it destroyed or forgotten.
+    machine.state().refuses = Some((|call| matches!(call, Call::Instances), Code::NoAnswer));
+    assert_eq!(plugin.unprepare("u1").expect("listed").problems.len(), 1);
+    assert_eq!(ours(&machine).len(), 1);
+    assert_eq!(plugin.recover(known(&[])).expect("listed").destroyed.len(), 1);
 }
 
 #[test]

@@ -62,7 +62,7 @@ pub struct Record {
     /// For messages.
     pub profile_name: String,
     pub placement: Placement,
-    /// UIDs of the claims that use it. None: it is to be destroyed.
+    /// UIDs of the claims that use it. Empty: it is to be destroyed.
     pub claims: BTreeSet<String>,
     pub stage: Stage,
 }

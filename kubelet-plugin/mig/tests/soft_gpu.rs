@@ -211,7 +211,52 @@ fn refusals_have_nvmls_codes_and_a_reload_is_survived() {
     );
 }
 
-/// What is left of each counter.
+/// Set for a plugin that is killed while the driver works.
+const VICTIM: &str = "VGPU_MIG_VICTIM";
+
+#[test]
+fn a_plugin_that_is_killed_in_the_middle_finds_its_instance_again() {
+    const TEST: &str = "a_plugin_that_is_killed_in_the_middle_finds_its_instance_again";
+    let Some(state) = in_children(TEST, &["mig = 0:\n"]) else {
+        return;
+    };
+    let nvml = nvml();
+    let (gpu, driver, plugin) = (first_gpu(&nvml), Local(&nvml), plugin(&nvml, &state));
+    let pool = Pool::new(&gpu, &driver.profiles(&gpu).expect("profiles"), &[], &[]).expect("a pool");
+    let asked = asked("u1", &gpu, &pool.candidates[0]);
+    if std::env::var_os(VICTIM).is_some() {
+        let _ = plugin.prepare(&asked, false);
+        panic!("it was not killed");
+    }
+    for is_prepared_again in [false, true] {
+        // The instance is there long before the call returns.
+        control(&state, "late 0 600000\n");
+        let mut victim = Command::new(std::env::current_exe().expect("this program"));
+        victim.args(["--exact", TEST]).env(VICTIM, "1").stdout(Stdio::null());
+        let mut victim = victim.spawn().expect("a process");
+        while driver.instances(&gpu).expect("a list").is_empty() {
+            assert!(victim.try_wait().expect("a child").is_none(), "it ended by itself");
+            std::thread::yield_now();
+        }
+        victim.kill().expect("killed");
+        victim.wait().expect("ended");
+        control(&state, "");
+        assert_eq!(driver.instances(&gpu).expect("a list")[0].compute, []);
+        assert!(
+            plugin.administrators(&gpu).expect("a list").is_empty(),
+            "the record says whose it is"
+        );
+        if is_prepared_again {
+            plugin.prepare(&asked, false).expect("completed");
+            assert_eq!(driver.instances(&gpu).expect("a list")[0].compute.len(), 1);
+        }
+        let report = plugin.recover(known(&|_| false)).expect("listed");
+        assert_eq!((report.destroyed.len(), report.problems.len()), (1, 0), "{report:?}");
+        assert!(driver.instances(&gpu).expect("a list").is_empty());
+    }
+}
+
+/// The values of the counters.
 fn counters(pool: &Pool) -> BTreeMap<String, u64> {
     let named = pool
         .counters
