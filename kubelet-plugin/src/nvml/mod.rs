@@ -14,7 +14,7 @@
 //!
 //! How it fails:
 //! - The child dies, or answers nonsense: the question fails, and the next one starts another child. A call for an instance may
-//!   have been carried out then, and is never sent twice.
+//!   have been carried out then, and is never sent twice. None is sent while a killed child has not ended.
 //! - It hangs: it is killed after [`ANSWERS_WITHIN`], or [`STARTS_WITHIN`] if it has not answered yet (a driver without
 //!   persistence mode loads for long). A child that hangs in the kernel cannot be killed. Nobody waits for it; while there
 //!   are [`UNENDED`] such children, nothing is asked.

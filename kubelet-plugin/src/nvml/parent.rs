@@ -62,6 +62,9 @@ pub enum NvmlError {
     Late(u64),
     #[error("{UNENDED} processes with NVML hang in the kernel and cannot be ended; the node needs a reboot")]
     Stuck,
+    /// It may still carry out a call for an instance.
+    #[error("a former process with NVML has been killed and has not ended yet; kubelet retries")]
+    Ending,
     #[error("the process with NVML ended or failed: {0}; another one is started")]
     Failed(String),
 }
@@ -114,7 +117,13 @@ impl Nvml {
     fn ask<A: DeserializeOwned>(&self, question: &Question) -> Result<A, NvmlError> {
         let mut conversation = self.0.conversation.lock().unwrap_or_else(PoisonError::into_inner);
         // A call for an instance that was carried out would be refused the second time, as if nothing had been done.
-        let may_repeat = conversation.is_some() && matches!(question, Question::Sample { .. });
+        let is_sample = matches!(question, Question::Sample { .. });
+        let may_repeat = conversation.is_some() && is_sample;
+        // What a list shows must not change later by a call from before the list.
+        let is_ending = self.0.unended.load(Ordering::Acquire) > 0 && self.process().paused.is_none();
+        if is_ending && !is_sample {
+            return Err(NvmlError::Ending);
+        }
         match self.ask_once(&mut conversation, question) {
             // The child may have died long ago.
             Err(NvmlError::Failed(_)) if may_repeat => self.ask_once(&mut conversation, question),
@@ -374,6 +383,15 @@ mod tests {
         );
         assert_eq!(calls().lines().count(), 1, "{}", calls());
         nvml.resume();
+        nvml.0.unended.store(1, Ordering::Release);
+        let refused = nvml
+            .call("GPU-a", &call)
+            .expect_err("a child may still carry out a call");
+        assert!(
+            refused.code == Code::NoAnswer && refused.reason.contains("has not ended"),
+            "{refused}"
+        );
+        assert_eq!(calls().lines().count(), 1, "{}", calls());
         let created = serde_json::to_string(&MigAnswer::Ok(vgpu_mig::Answer::Created(2))).expect("JSON");
         let (_dir, nvml) = script(&answer(&created));
         assert_eq!(

@@ -27,6 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vgpu_api::gpu_of_candidate;
 use vgpu_mig::candidates::Held;
+use vgpu_mig::driver::Profile;
 use vgpu_mig::records::Stage;
 use vgpu_mig::{Asked, Folder, Instances, Known, Made, MigDriver, Report, Settings};
 use vgpu_node::lock_file::Locked;
@@ -34,6 +35,9 @@ use vgpu_node::lock_file::Locked;
 /// Makes and destroys the instances of this node's claims.
 pub(super) struct Maker {
     instances: Instances<Arc<dyn MigDriver + Send + Sync>, Folder>,
+    /// By UUID of the GPU. Asked once: a counter must not change under an allocation, and a driver that is replaced may say other
+    /// sizes.
+    profiles: BTreeMap<String, Vec<Profile>>,
     /// Problems that were logged already.
     known: BTreeSet<String>,
 }
@@ -47,6 +51,7 @@ impl Node {
         let folder = Folder::new(self.config.mig_records.clone());
         self.maker = Some(Maker {
             instances: Instances::new(driver, folder, Settings { boot, switches_mode }),
+            profiles: BTreeMap::new(),
             known: BTreeSet::new(),
         });
     }
@@ -69,6 +74,7 @@ impl Node {
         };
         let report = maker.instances.recover(known).map_err(vgpu_mig::Error::from)?;
         let problems = maker.log(&report);
+        maker.known = problems.iter().cloned().collect();
         let mut surveys = BTreeMap::new();
         for gpu in gpus {
             match maker.survey(gpu) {
@@ -135,7 +141,10 @@ impl Node {
     pub(super) fn release_instances(&mut self, uid: &str) {
         let Some(maker) = &mut self.maker else { return };
         match maker.instances.unprepare(uid) {
-            Ok(report) => drop(maker.log(&report)),
+            Ok(report) => {
+                let problems = maker.log(&report);
+                maker.known.extend(problems);
+            }
             Err(error) => tracing::warn!(uid, "instances of an unprepared claim stay until the next try: {error}"),
         }
     }
@@ -159,8 +168,15 @@ impl Node {
 // === impl Maker ===
 
 impl Maker {
-    fn survey(&self, gpu: &str) -> Result<Survey, vgpu_mig::Error> {
-        let profiles = self.instances.profiles(gpu)?;
+    fn survey(&mut self, gpu: &str) -> Result<Survey, vgpu_mig::Error> {
+        let profiles = match self.profiles.get(gpu) {
+            Some(known) => known.clone(),
+            None => {
+                let listed = self.instances.profiles(gpu)?;
+                self.profiles.insert(gpu.to_owned(), listed.clone());
+                listed
+            }
+        };
         let administrators = self.instances.administrators(gpu)?;
         let records = self.instances.records()?;
         let held = records.of_gpu(gpu).map(|record| Held {
@@ -209,7 +225,7 @@ impl Maker {
     }
 
     /// Logs what happened, and problems that are new. Returns all problems.
-    fn log(&mut self, report: &Report) -> Vec<String> {
+    fn log(&self, report: &Report) -> Vec<String> {
         for made in &report.made {
             tracing::warn!("an instance of prepared claims had vanished and was made again: {made}");
         }
@@ -220,7 +236,6 @@ impl Maker {
         for problem in problems.iter().filter(|problem| !self.known.contains(*problem)) {
             tracing::warn!("{problem}");
         }
-        self.known = problems.iter().cloned().collect();
         problems
     }
 }

@@ -218,3 +218,127 @@ impl Known {
         ))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dra::node::tests::Rig;
+    use crate::dra::node::tests::instances::{Machine, of};
+    use crate::publish::inventory::Inventory;
+    use crate::publish::inventory::tests::{gpu, instance};
+    use std::sync::Arc;
+
+    const LAST_HALF: &str = "mig-of-3f8a1c20-3g-40gb-4";
+
+    /// The half of GPU 0 with this id, as the driver lists it.
+    fn half(gpu_instance: u32) -> Gpu {
+        let mut half = instance(0, &format!("MIG-{gpu_instance}"));
+        half.mig.as_mut().expect("an instance").gpu_instance = gpu_instance;
+        half
+    }
+
+    /// A list with GPU 0 in MIG mode, and GPU 1.
+    fn list(halves: &[u32]) -> List {
+        List {
+            gpus: vec![gpu(1)],
+            divided: vec![gpu(0)],
+            instances: halves.iter().map(|id| half(*id)).collect(),
+            left_out: vec![LeftOut {
+                uuid: None,
+                why: gpus::Error::EmptyInstance {
+                    gpu: gpu(0).uuid,
+                    index: 0,
+                    gpu_instance: 2,
+                },
+            }],
+            ..List::default()
+        }
+    }
+
+    fn node(rig: &Rig, machine: &Machine) -> SharedNode {
+        let mut node = rig.open();
+        node.make_instances_with(Arc::new(machine.clone()), machine.boot());
+        SharedNode::new(node)
+    }
+
+    async fn scan(dynamic: &mut DynamicGpus, mut seen: List, node: &SharedNode) -> List {
+        dynamic.scan(&mut seen, node).await;
+        let (gpus, unavailable) = dynamic.published();
+        let inventory = Inventory::new(seen.gpus.clone()).with_dynamic(gpus, unavailable);
+        node.set_inventory(Ok(inventory));
+        seen
+    }
+
+    fn uuids(gpus: &[Gpu]) -> Vec<&str> {
+        gpus.iter().map(|gpu| gpu.uuid.as_str()).collect()
+    }
+
+    #[tokio::test]
+    async fn an_instance_that_a_claim_made_is_not_published_twice_and_an_administrators_is_published() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        machine.make_half(0);
+        let node = node(&rig, &machine);
+        let mut dynamic = DynamicGpus::new(true);
+        let seen = scan(&mut dynamic, list(&[1]), &node).await;
+        assert_eq!(
+            (uuids(&seen.instances), uuids(&seen.gpus)),
+            (vec!["MIG-1"], vec![&*gpu(1).uuid])
+        );
+        let offers = |dynamic: &DynamicGpus, device: &str| dynamic.published().0[0].pool.find(device).is_some();
+        assert!(offers(&dynamic, LAST_HALF) && !offers(&dynamic, "mig-of-3f8a1c20-3g-40gb-0"));
+        // The plugin is killed before it writes the claim's record.
+        let made = node
+            .turn(|node, _| node.make_for_test(&of("u1", &[LAST_HALF])))
+            .await
+            .expect("a turn");
+        assert_eq!(made, Ok(()));
+        assert_eq!(machine.starts(), [0, 4]);
+        machine.state().in_use = vec![2];
+        let seen = scan(&mut dynamic, list(&[1, 2]), &node).await;
+        assert_eq!((uuids(&seen.instances), seen.left_out.len()), (vec!["MIG-1"], 0));
+        assert!(
+            dynamic.remarks()[0].contains("while a process uses it"),
+            "{:?}",
+            dynamic.remarks()
+        );
+        assert!(offers(&dynamic, LAST_HALF), "what is held stays published");
+        machine.state().in_use.clear();
+        scan(&mut dynamic, list(&[1]), &node).await;
+        assert_eq!((machine.starts(), dynamic.remarks()), (vec![0], vec![]));
+    }
+
+    #[tokio::test]
+    async fn a_gpu_that_is_gone_whole_or_silent_is_tainted_and_others_stay_as_they_were() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        let node = node(&rig, &machine);
+        let mut dynamic = DynamicGpus::new(true);
+        scan(&mut dynamic, list(&[]), &node).await;
+        let unavailable = |dynamic: &DynamicGpus| dynamic.published().1.remove(&gpu(0).uuid);
+        assert_eq!(unavailable(&dynamic), None);
+        dynamic.note_silence("NVML hangs");
+        assert_eq!(unavailable(&dynamic), Some(Unavailable::Silent("NVML hangs".into())));
+        let whole = List {
+            gpus: vec![gpu(0), gpu(1)],
+            ..List::default()
+        };
+        let seen = scan(&mut dynamic, whole.clone(), &node).await;
+        assert_eq!((uuids(&seen.gpus), seen.left_out.len()), (vec![&*gpu(1).uuid], 1));
+        let said = unavailable(&dynamic).expect("a reason").text(&gpu(0).uuid);
+        assert!(
+            said.contains("nvidia-smi -mig 1") && said.contains("mig.dynamic"),
+            "{said}"
+        );
+        let gone = List::default();
+        scan(&mut dynamic, gone, &node).await;
+        assert_eq!(unavailable(&dynamic), Some(Unavailable::Lost(String::new())));
+        scan(&mut dynamic, list(&[]), &node).await;
+        assert_eq!(unavailable(&dynamic), None, "back");
+        // Seen as a whole first, or on a node that does not opt in: its administrator's.
+        for (is_on, first) in [(true, whole), (false, List::default())] {
+            let mut other = DynamicGpus::new(is_on);
+            scan(&mut other, first, &node).await;
+            let seen = scan(&mut other, list(&[1, 2]), &node).await;
+            assert_eq!((seen, other.is_empty()), (list(&[1, 2]), true));
+        }
+    }
+}

@@ -284,7 +284,11 @@ impl Inventory {
     /// Why no new claim may have the GPU with this UUID.
     #[must_use]
     pub fn unavailable(&self, uuid: &str) -> Option<&Unavailable> {
-        self.unavailable.get(uuid)
+        let of_gpu = || {
+            let made = self.made.values().find(|gpu| gpu.uuid == uuid)?;
+            self.unavailable.get(&made.mig.as_ref()?.parent)
+        };
+        self.unavailable.get(uuid).or_else(of_gpu)
     }
 
     /// Device names and GPUs, in the order in which the scheduler allocates them, with the instances that claims made.

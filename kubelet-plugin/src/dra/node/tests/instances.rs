@@ -144,6 +144,13 @@ fn with_results(uid: &str, results: Vec<serde_json::Value>) -> (ClaimId, Resourc
     (id(uid), serde_json::from_value(claim).expect("a claim"))
 }
 
+impl Node {
+    /// What a Prepare that crashes leaves: the instance without the claim's record.
+    pub(crate) fn make_for_test(&mut self, (id, claim): &(ClaimId, ResourceClaim)) -> Result<(), String> {
+        self.make_instances(id, claim).map_err(|error| error.to_string())
+    }
+}
+
 /// Surveys GPU 0, and gives the node what is published of it.
 fn scan(node: &mut Node) -> Survey {
     let locked = node.locked();
