@@ -262,7 +262,6 @@ impl Flags {
         let host_memory = bytes(&self.host_memory_per_container);
         let host_memory = host_memory.ok_or_else(|| Error::HostMemory(self.host_memory_per_container.clone()))?;
         let ignored_xids = xids(&self.ignored_xids).ok_or_else(|| Error::IgnoredXids(self.ignored_xids.clone()))?;
-        let mig_records = self.library_store.join("mig");
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
         let sockets = Folders {
             plugin: plugin_dir.clone(),
@@ -279,12 +278,12 @@ impl Flags {
             soft_gpu_state: self.soft_gpu_state,
             sys: self.sys,
             context_sizes: self.library_store.join("contexts"),
+            mig_records: self.library_store.join("mig"),
             library_dir: self.library_dir,
             library_store: self.library_store,
             shares: self.shares,
             mig_instances: self.mig_instances,
             mig_dynamic: self.mig_dynamic,
-            mig_records,
             claims_dir: self.run_dir.join("claims"),
             gpus_dir: self.run_dir.join("gpus"),
             driver_limits_dir: self.run_dir.join("driver-limits"),

@@ -214,7 +214,7 @@ pub fn list(nvml: &Nvml, sizes: &MemorySizes) -> Result<List, Error> {
     let cuda_version = (cuda_driver_version_major(cuda), cuda_driver_version_minor(cuda));
     let count = nvml.device_count().map_err(failed("device count"))?;
     let mut links = Vec::new();
-    let (mut instances, mut divided) = (Vec::new(), Vec::new());
+    let mut divided = Divided::default();
     let read = |index| {
         let asked = Asked {
             nvml,
@@ -223,13 +223,13 @@ pub fn list(nvml: &Nvml, sizes: &MemorySizes) -> Result<List, Error> {
             driver_version: &driver_version,
             cuda_version,
         };
-        let (gpu, of_gpu) = read_one(&asked, index, &mut instances, &mut divided)?;
+        let (gpu, of_gpu) = read_one(&asked, index, &mut divided)?;
         links.push(of_gpu);
         Ok(gpu)
     };
     let mut list = List::new((0..count).map(read));
-    list.divided = divided;
-    for instance in instances {
+    list.divided = divided.gpus;
+    for instance in divided.instances {
         match instance {
             Ok(instance) => list.instances.push(instance),
             Err(left_out) => list.left_out.push(left_out),
@@ -267,14 +267,15 @@ struct Asked<'a> {
     cuda_version: (i32, i32),
 }
 
-/// Reads a GPU. One in MIG mode is added to `divided`, and those of its instances that could be read, and those that could not, to
-/// `instances`.
-fn read_one(
-    asked: &Asked<'_>,
-    index: u32,
-    instances: &mut Vec<Result<Gpu, LeftOut>>,
-    divided: &mut Vec<Gpu>,
-) -> Result<(Gpu, Links), LeftOut> {
+/// The GPUs in MIG mode, and their instances: those that could be read, and those that could not.
+#[derive(Default)]
+struct Divided {
+    gpus: Vec<Gpu>,
+    instances: Vec<Result<Gpu, LeftOut>>,
+}
+
+/// Reads a GPU. One in MIG mode is added to `divided` with its instances.
+fn read_one(asked: &Asked<'_>, index: u32, divided: &mut Divided) -> Result<(Gpu, Links), LeftOut> {
     let unreadable = |uuid: Option<&String>, field: &'static str| {
         let uuid = uuid.cloned();
         move |error: NvmlError| LeftOut {
@@ -323,8 +324,8 @@ fn read_one(
             uuid: uuid.clone(),
             instances: named.collect(),
         };
-        instances.extend(found);
-        divided.push(gpu);
+        divided.instances.extend(found);
+        divided.gpus.push(gpu);
         return Err(LeftOut { uuid: Some(uuid), why });
     }
     let by_nvml = memory_by_nvml(&device).map_err(failed("memory"))?;

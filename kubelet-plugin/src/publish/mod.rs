@@ -242,16 +242,26 @@ impl Publisher {
             return Ok(false);
         };
         let answer = dry_run(api, slice).await?;
-        let are_kept = plan::counters(&answer).len() == plan::counters(slice).len();
-        if !are_kept {
+        self.note_partitionable(keeps_counters(slice, &answer));
+        Ok(self.partitionable == Some(false))
+    }
+
+    fn note_partitionable(&mut self, kept: bool) {
+        if !kept {
             tracing::error!(
                 "the API server drops shared counters, so instances that exclude each other would be allocated together; \
                  publishing no instances for claims to make: switch the feature gate DRAPartitionableDevices on in \
                  kube-apiserver and kube-scheduler, or set the chart's mig.dynamic to \"off\""
             );
         }
-        self.partitionable = Some(are_kept);
-        Ok(!are_kept)
+        self.partitionable = Some(kept);
+    }
+
+    /// Has the server show again whether it keeps what it has dropped.
+    fn ask_again(&mut self) {
+        self.consumable = self.consumable.filter(|is_kept| *is_kept);
+        self.partitionable = self.partitionable.filter(|is_kept| *is_kept);
+        self.host_memory.ask_again();
     }
 
     /// The feature of the API server without which the devices cannot be published as they are.
@@ -326,6 +336,9 @@ impl Publisher {
         if has_shared(sent) && !keeps_capacity(plan::devices(sent), plan::devices(&answer)) {
             self.note_consumable(false);
         }
+        if !keeps_counters(sent, &answer) {
+            self.note_partitionable(false);
+        }
         if let Some(listing) = &mut self.listing {
             newer(listing, answer.clone());
         }
@@ -354,13 +367,7 @@ pub async fn run<S: Slices>(
             },
             changed = gate.changed() => if changed.is_err() { return },
             () = sleep_until(attempts.next) => {
-                if publisher.consumable == Some(false) {
-                    publisher.consumable = None;
-                }
-                if publisher.partitionable == Some(false) {
-                    publisher.partitionable = None;
-                }
-                publisher.host_memory.ask_again();
+                publisher.ask_again();
             }
         }
         let now = gate.now();
@@ -437,6 +444,15 @@ async fn dry_run<S: Slices>(api: &S, slice: &ResourceSlice) -> Result<ResourceSl
     probe.metadata.name = None;
     probe.metadata.generate_name.get_or_insert_with(|| "vgpu-probe-".into());
     api.create(&probe, true).await
+}
+
+/// Returns true if the API server kept the counters of `sent`, and what devices take from them.
+fn keeps_counters(sent: &ResourceSlice, stored: &ResourceSlice) -> bool {
+    let takes = |slice: &ResourceSlice| {
+        let devices = plan::devices(slice).iter();
+        devices.filter(|device| device.consumes_counters.is_some()).count()
+    };
+    plan::counters(stored).len() == plan::counters(sent).len() && takes(stored) == takes(sent)
 }
 
 fn has_shared(slice: &ResourceSlice) -> bool {

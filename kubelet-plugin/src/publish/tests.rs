@@ -1,3 +1,5 @@
+mod counters;
+
 use super::plan::tests::owner;
 use super::taints::{Allocator, HANDOVER};
 use super::*;
@@ -20,6 +22,8 @@ struct State {
     version: u64,
     /// Drops the fields of consumable capacity.
     gate_off: bool,
+    /// Drops shared counters.
+    no_counters: bool,
     /// Drops taints.
     no_taints: bool,
     /// Refuses taints with the effect None.
@@ -67,6 +71,9 @@ impl State {
             if self.drops_host_memory {
                 device.node_allocatable_resources = None;
             }
+        }
+        if self.no_counters {
+            counters::drop_from(&mut slice);
         }
         if self.gate_off {
             for device in slice.spec.devices.iter_mut().flatten() {
