@@ -18,42 +18,23 @@
 //! - The claim was allocated again elsewhere: what it had is unprepared first, if no container has it.
 //! - The driver does not answer: the survey fails, and what the last one found holds.
 
-use super::{Error, Node, Survey};
+use super::maker::{Maker, Survey};
+use super::{Error, Node};
 use crate::dra::claim;
 use crate::dra::share::ClaimId;
-use crate::publish::inventory::Inventory;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vgpu_api::gpu_of_candidate;
-use vgpu_mig::candidates::Held;
-use vgpu_mig::driver::Profile;
-use vgpu_mig::records::Stage;
-use vgpu_mig::{Asked, Folder, Instances, Known, Made, MigDriver, Report, Settings};
+use vgpu_mig::{Asked, Known, MigDriver};
 use vgpu_node::lock_file::Locked;
-
-/// Makes and destroys the instances of this node's claims.
-pub(super) struct Maker {
-    instances: Instances<Arc<dyn MigDriver + Send + Sync>, Folder>,
-    /// By UUID of the GPU. Asked once: a counter must not change under an allocation, and a driver that is replaced may say other
-    /// sizes.
-    profiles: BTreeMap<String, Vec<Profile>>,
-    /// Problems that were logged already.
-    known: BTreeSet<String>,
-}
 
 // === impl Node ===
 
 impl Node {
     /// Lets claims make instances. `boot`: the boot id of the machine.
     pub fn make_instances_with(&mut self, driver: Arc<dyn MigDriver + Send + Sync>, boot: String) {
-        let switches_mode = false;
-        let folder = Folder::new(self.config.mig_records.clone());
-        self.maker = Some(Maker {
-            instances: Instances::new(driver, folder, Settings { boot, switches_mode }),
-            profiles: BTreeMap::new(),
-            known: BTreeSet::new(),
-        });
+        self.maker = Some(Maker::new(driver, self.config.mig_records.clone(), boot));
     }
 
     /// Carries to its end what is unfinished, and returns what there is on each of these GPUs, by UUID.
@@ -72,9 +53,7 @@ impl Node {
             // No mode is switched.
             is_gpu_held: &|_| true,
         };
-        let report = maker.instances.recover(known).map_err(vgpu_mig::Error::from)?;
-        let problems = maker.log(&report);
-        maker.known = problems.iter().cloned().collect();
+        let problems = maker.recover(known).map_err(vgpu_mig::Error::from)?;
         let mut surveys = BTreeMap::new();
         for gpu in gpus {
             match maker.survey(gpu) {
@@ -110,7 +89,7 @@ impl Node {
                 profile_name: &candidate.profile.name,
                 placement: candidate.placement,
             };
-            let made = maker.instances.prepare(&asked, true)?;
+            let made = maker.prepare(&asked)?;
             let made = dynamic.made(candidate, &made);
             let made = made.ok_or_else(|| Error::NoInstanceUuid(device.to_owned()))?;
             inventory.add_made(device, made);
@@ -140,12 +119,8 @@ impl Node {
     /// Destroys the instances of which this claim was the last.
     pub(super) fn release_instances(&mut self, uid: &str) {
         let Some(maker) = &mut self.maker else { return };
-        match maker.instances.unprepare(uid) {
-            Ok(report) => {
-                let problems = maker.log(&report);
-                maker.known.extend(problems);
-            }
-            Err(error) => tracing::warn!(uid, "instances of an unprepared claim stay until the next try: {error}"),
+        if let Err(error) = maker.unprepare(uid) {
+            tracing::warn!(uid, "instances of an unprepared claim stay until the next try: {error}");
         }
     }
 
@@ -162,80 +137,5 @@ impl Node {
                 inventory.add_made(&share.device, gpu.clone());
             }
         }
-    }
-}
-
-// === impl Maker ===
-
-impl Maker {
-    fn survey(&mut self, gpu: &str) -> Result<Survey, vgpu_mig::Error> {
-        let profiles = match self.profiles.get(gpu) {
-            Some(known) => known.clone(),
-            None => {
-                let listed = self.instances.profiles(gpu)?;
-                self.profiles.insert(gpu.to_owned(), listed.clone());
-                listed
-            }
-        };
-        let administrators = self.instances.administrators(gpu)?;
-        let records = self.instances.records()?;
-        let held = records.of_gpu(gpu).map(|record| Held {
-            profile: record.profile,
-            placement: record.placement,
-        });
-        Ok(Survey {
-            profiles,
-            administrators,
-            held: held.collect(),
-            problems: Vec::new(),
-        })
-    }
-
-    /// Adds the instances that records name: also those of claims whose own record was lost.
-    fn add_made(&self, inventory: &mut Inventory) {
-        let Ok(records) = self.instances.records() else { return };
-        for record in records.instances.values() {
-            let Stage::Made {
-                gpu_instance,
-                compute_instance,
-                uuid,
-            } = &record.stage
-            else {
-                continue;
-            };
-            let made = Made {
-                gpu_instance: *gpu_instance,
-                compute_instance: *compute_instance,
-                uuid: uuid.clone(),
-            };
-            let of_gpu = inventory
-                .dynamic()
-                .iter()
-                .find(|dynamic| dynamic.gpu.uuid == record.gpu);
-            let found = of_gpu.and_then(|dynamic| {
-                let place = (record.profile, record.placement);
-                let mut all = dynamic.pool.candidates.iter();
-                let candidate = all.find(|one| (one.profile.id, one.placement) == place)?;
-                Some((candidate.name.clone(), dynamic.made(candidate, &made)?))
-            });
-            if let Some((device, gpu)) = found {
-                inventory.add_made(&device, gpu);
-            }
-        }
-    }
-
-    /// Logs what happened, and problems that are new. Returns all problems.
-    fn log(&self, report: &Report) -> Vec<String> {
-        for made in &report.made {
-            tracing::warn!("an instance of prepared claims had vanished and was made again: {made}");
-        }
-        for destroyed in &report.destroyed {
-            tracing::info!("destroyed an instance that no claim uses any more: {destroyed}");
-        }
-        let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
-        for problem in problems.iter().filter(|problem| !self.known.contains(*problem)) {
-            tracing::warn!("{problem}");
-        }
-        problems
     }
 }

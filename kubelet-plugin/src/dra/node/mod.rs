@@ -22,6 +22,7 @@
 mod failures;
 mod instances;
 mod ledgers;
+mod maker;
 mod pages;
 mod prepare;
 mod recover;
@@ -46,8 +47,9 @@ use crate::publish::inventory::Inventory;
 use crate::publish::slice::Sharing;
 use failures::Failures;
 pub use failures::NotStarted;
-use instances::Maker;
 pub use ledgers::LedgerReading;
+use maker::Maker;
+pub use maker::Survey;
 pub use prepare::{NoRoom, Parts};
 use room::Full;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,8 +60,6 @@ pub(crate) use turn::ReadClaim;
 pub use turn::{SharedNode, lock_until};
 use vgpu_api::Pools;
 use vgpu_context_size::ContextSize;
-use vgpu_mig::candidates::Held;
-use vgpu_mig::driver::{GpuInstance, Profile};
 use vgpu_node::files::Failed;
 pub use vgpu_node::lock_file::LockFile;
 
@@ -193,18 +193,6 @@ pub struct Node {
     living: Living,
     /// None: claims make no instances.
     maker: Option<Maker>,
-}
-
-/// What there is on a GPU on which claims make instances.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Survey {
-    pub profiles: Vec<Profile>,
-    /// The instances that no claim made.
-    pub administrators: Vec<GpuInstance>,
-    /// The places of those that claims made.
-    pub held: Vec<Held>,
-    /// What is wrong with instances of the node: a sentence each.
-    pub problems: Vec<String>,
 }
 
 /// The results of the last scan of the GPUs.
