@@ -251,15 +251,33 @@ impl Gpu<'_> {
                 done("nvmlComputeInstanceGetInfo_v2", unsafe {
                     get_info(handle, &raw mut info)
                 })?;
-                // SAFETY: NVML returned the handle of the MIG device.
-                let device = unsafe { Device::new(info.device, self.nvml) };
                 found.push(ComputeInstance {
                     id: info.id,
-                    uuid: device.uuid().ok(),
+                    uuid: self.uuid(gpu_instance, info.id),
                 });
             }
         }
         Ok(found)
+    }
+
+    /// The UUID of the MIG device with these ids. The handle in a compute instance's info is not asked, because NVML's header calls
+    /// it the parent's, and NVIDIA's own programs use it as the MIG device's.
+    fn uuid(&self, gpu_instance: u32, compute_instance: u32) -> Option<String> {
+        let lib = self.nvml.lib();
+        let of_gpu = lib.nvmlDeviceGetGpuInstanceId.as_ref().ok()?;
+        let of_compute = lib.nvmlDeviceGetComputeInstanceId.as_ref().ok()?;
+        let count = self.device.mig_device_count().ok()?;
+        let has_ids = |device: &Device<'_>| {
+            let mut ids = [0; 2];
+            // SAFETY: NVML returned the handle, and the function writes one number.
+            let of_gpu = unsafe { of_gpu(device.handle(), &raw mut ids[0]) };
+            // SAFETY: as above.
+            let of_compute = unsafe { of_compute(device.handle(), &raw mut ids[1]) };
+            (of_gpu, of_compute) == (0, 0) && ids == [gpu_instance, compute_instance]
+        };
+        // Indices have gaps.
+        let mut all = (0..count).filter_map(|index| self.device.mig_device_by_index(index).ok());
+        all.find(has_ids)?.uuid().ok()
     }
 
     /// The id and the compute slices of each kind of compute instance in a GPU instance.

@@ -137,6 +137,7 @@ fn an_instance_comes_with_the_first_claim_and_goes_with_the_last() {
     );
     assert_eq!((listed[0].profile, listed[0].compute.len()), (half.profile.id, 1));
     let uuid = made.uuid.expect("a UUID");
+    assert!(uuid.starts_with("MIG-"), "{uuid}");
     assert_eq!(listed[0].compute[0].uuid.as_ref(), Some(&uuid));
     // An administrator's instance without a compute instance.
     let small = Placement { start: 0, size: 1 };
