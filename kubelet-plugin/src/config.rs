@@ -49,6 +49,9 @@ pub struct Flags {
     /// Whether claims take instances of GPUs in MIG mode whole, or share them as they share GPUs
     #[arg(long, value_enum, default_value_t)]
     pub mig_instances: MigInstances,
+    /// Whether claims make instances on GPUs that are in MIG mode when the plugin first sees them
+    #[arg(long, value_enum, default_value_t)]
+    pub mig_dynamic: MigDynamic,
     /// Kubelet's root folder
     #[arg(long, default_value = "/var/lib/kubelet")]
     pub kubelet_root: PathBuf,
@@ -112,6 +115,16 @@ pub enum MigInstances {
     Shared,
 }
 
+/// Whether claims make instances of GPUs in MIG mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum MigDynamic {
+    /// Claims get instances that an administrator has made.
+    #[default]
+    Off,
+    /// They are made at Prepare, and destroyed at Unprepare.
+    Instances,
+}
+
 /// What happens when a share is over its limit of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OnBreach {
@@ -146,6 +159,9 @@ pub struct Config {
     pub library_store: PathBuf,
     pub shares: u32,
     pub mig_instances: MigInstances,
+    pub mig_dynamic: MigDynamic,
+    /// The folder of the records of instances that claims made.
+    pub mig_records: PathBuf,
     pub kubelet_root: PathBuf,
     pub claims_dir: PathBuf,
     pub gpus_dir: PathBuf,
@@ -195,12 +211,11 @@ pub enum Error {
         "--node-name {node} has {length} characters, and with {longest} the name of its pool is longer than the \
          {POOL_NAME_MAX} that Kubernetes accepts; register the node under a name of at most {most} \
          (kubelet --hostname-override)",
-        node = vgpu_quantity::quoted(.0),
-        length = .0.len(),
-        longest = Pools::LONGEST_SUFFIX,
-        most = POOL_NAME_MAX - Pools::LONGEST_SUFFIX.len()
+        node = vgpu_quantity::quoted(.node),
+        length = .node.len(),
+        most = POOL_NAME_MAX - .longest.len()
     )]
-    PoolName(String),
+    PoolName { node: String, longest: &'static str },
     #[error("--pod-uid {0:?} is not a pod's UID; pass metadata.uid of this pod (POD_UID)")]
     PodUid(String),
     #[error("{flag} {} is not an absolute path; give one that starts with /", path.display())]
@@ -263,10 +278,12 @@ impl Flags {
             soft_gpu_state: self.soft_gpu_state,
             sys: self.sys,
             context_sizes: self.library_store.join("contexts"),
+            mig_records: self.library_store.join("mig"),
             library_dir: self.library_dir,
             library_store: self.library_store,
             shares: self.shares,
             mig_instances: self.mig_instances,
+            mig_dynamic: self.mig_dynamic,
             claims_dir: self.run_dir.join("claims"),
             gpus_dir: self.run_dir.join("gpus"),
             driver_limits_dir: self.run_dir.join("driver-limits"),
@@ -310,8 +327,13 @@ impl Flags {
         if !is_dns_subdomain(&self.node_name) {
             return Err(Error::NodeName(self.node_name.clone()));
         }
-        if Pools::of(&self.node_name).monitors.len() > POOL_NAME_MAX {
-            return Err(Error::PoolName(self.node_name.clone()));
+        let longest = match self.mig_dynamic {
+            MigDynamic::Off => Pools::LONGEST_SUFFIX,
+            MigDynamic::Instances => Pools::LONGEST_DYNAMIC_SUFFIX,
+        };
+        if self.node_name.len() + longest.len() > POOL_NAME_MAX {
+            let node = self.node_name.clone();
+            return Err(Error::PoolName { node, longest });
         }
         if !is_uid(&self.pod_uid) {
             return Err(Error::PodUid(self.pod_uid.clone()));

@@ -15,8 +15,8 @@ use crate::enforcement::{Extent, Processes};
 use crate::metrics::Metrics;
 use crate::publish::inventory::tests::gpu;
 use crate::publish::inventory::{Gpu, Inventory, List};
-use crate::publish::slice::slices;
 use crate::publish::slice::tests::WHOLE;
+use crate::publish::slice::{devices, slices};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use proptest::prelude::*;
 use prost::Message as _;
@@ -395,7 +395,7 @@ fn any_answer_of_the_driver_leads_to_devices_that_the_api_server_takes() {
             return Ok(());
         };
         let inventory = Inventory::new(list.gpus);
-        for device in slices(&inventory, WHOLE).into_iter().flatten() {
+        for device in devices(&slices(&inventory, WHOLE)) {
             // As the API server checks it: a DNS label, and short strings.
             let is_label = device.name.len() <= 63
                 && device

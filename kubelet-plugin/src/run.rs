@@ -14,7 +14,7 @@
 //! comes back.
 
 use crate::api::{self, Cluster};
-use crate::config::{Config, Flags};
+use crate::config::{Config, Flags, MigDynamic};
 use crate::dra::health::{Health, Report};
 use crate::dra::instance::Instance;
 use crate::dra::mount_users::MountUsers;
@@ -77,7 +77,13 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
 
 async fn serve(config: Config) -> anyhow::Result<()> {
     let processes = Processes::of_node(Some(&config.pod_uid));
-    let (node, _instance) = recover(&config, &processes).await?;
+    let nvml = Nvml::new(Path::new("/proc/self/exe"), &config.driver_root, &config.memory_sizes);
+    let (mut node, _instance) = recover(&config, &processes).await?;
+    let boot = boot(&config.boot_id)?;
+    if config.mig_dynamic == MigDynamic::Instances {
+        node.make_instances_with(Arc::new(nvml.clone()), boot.clone());
+    }
+    let node = SharedNode::new(node);
     let [library, gpus, claims] = NEEDED;
     let readiness = Readiness::new(&[library, gpus, claims, publish::PART, registration::PART]);
     let metrics = Metrics::default();
@@ -104,9 +110,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let parts = TaskInputs {
         processes,
         cluster,
-        nvml: Nvml::new(Path::new("/proc/self/exe"), &config.driver_root, &config.memory_sizes),
+        nvml,
         config: config.clone(),
-        boot: boot(&config.boot_id)?,
+        boot,
         sources: Sources {
             readiness: readiness.clone(),
             ..Sources::new(node.clone())
@@ -130,14 +136,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 }
 
 /// Recovers the state of a former instance, and says that this one lives.
-async fn recover(config: &Config, processes: &Processes) -> anyhow::Result<(SharedNode, Instance)> {
+async fn recover(config: &Config, processes: &Processes) -> anyhow::Result<(Node, Instance)> {
     let lock = LockFile::open(&config.lock)?;
     let locked = lock_until(&lock, Instant::now() + LOCKED_WITHIN).await?;
     let processes = processes.clone();
     let living: Living = Box::new(move |shares| processes.living(shares));
     let node = Node::open(config.clone(), lock, &locked, living)?;
     let instance = Instance::start(&config.sockets, &config.pod_uid, &locked)?;
-    Ok((SharedNode::new(node), instance))
+    Ok((node, instance))
 }
 
 /// Serves kubelet's calls.

@@ -182,7 +182,7 @@ fn like(node: &str, slices: &[Value], name: &str) -> Result<Devices, SlicesError
         };
         for device in all.flatten().filter(|device| !is_divided(device)) {
             let device = template(device.clone(), &mut numbers);
-            let pool = here.of_device(device["name"].as_str().unwrap_or_default()).to_owned();
+            let pool = here.of_device(device["name"].as_str().unwrap_or_default());
             devices.entry(pool).or_default().push(device);
         }
     }
@@ -251,7 +251,7 @@ fn made(flags: &SlicesFlags) -> Result<Devices, SlicesError> {
                 "attributes": attributes(device_type::MONITOR, known, index, flags),
             });
             for device in [shared, monitor] {
-                let pool = pools.of_device(device["name"].as_str().unwrap_or_default()).to_owned();
+                let pool = pools.of_device(device["name"].as_str().unwrap_or_default());
                 devices.entry(pool).or_default().push(device);
             }
             index += 1;

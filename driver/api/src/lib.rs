@@ -83,9 +83,24 @@ pub const MONITOR_SUFFIX: &str = "-monitor";
 /// The device of an instance of a GPU in MIG mode has a name with this prefix.
 pub const INSTANCE_PREFIX: &str = "mig-";
 
+/// The device of an instance that a claim makes has a name with this prefix and [`GPU_DIGITS`] digits of its GPU's UUID, which no
+/// UUID has: its pool is known by its name.
+pub const CANDIDATE_PREFIX: &str = "mig-of-";
+
+/// How many digits of a GPU's UUID are in the names of its instances that claims make, and of their pool.
+pub const GPU_DIGITS: usize = 8;
+
+/// The names of pools after the node's name and a slash.
+pub mod pool {
+    pub const GPUS: &str = "vgpu";
+    pub const INSTANCES: &str = "vgpu-mig";
+    pub const MONITORS: &str = "vgpu-monitor";
+}
+
 /// The names of a node's pools. The cluster autoscaler compares the allocated devices of a pool with all of its devices, as if
 /// they were equal. So monitor devices, which nobody allocates without admin access, and instances, which are parts of GPUs,
-/// must not be in the pool of the GPUs.
+/// must not be in the pool of the GPUs. The instances that claims make of a GPU are a pool of their own, which is named
+/// after the GPU: one overdrawn counter stops all devices of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pools {
     pub gpus: String,
@@ -96,38 +111,53 @@ pub struct Pools {
 impl Pools {
     /// The longest of the suffixes, which limits the length of a node's name.
     pub const LONGEST_SUFFIX: &str = "/vgpu-monitor";
+    /// The longest where claims make instances.
+    pub const LONGEST_DYNAMIC_SUFFIX: &str = "/vgpu-mig-00000000";
 
     #[must_use]
     pub fn of(node: &str) -> Self {
         Self {
-            gpus: format!("{node}/vgpu"),
-            instances: format!("{node}/vgpu-mig"),
+            gpus: format!("{node}/{}", pool::GPUS),
+            instances: format!("{node}/{}", pool::INSTANCES),
             monitors: format!("{node}{}", Self::LONGEST_SUFFIX),
         }
     }
 
-    #[must_use]
-    pub fn all(&self) -> [&str; 3] {
-        [&self.gpus, &self.instances, &self.monitors]
-    }
-
     /// The pool of a device.
     #[must_use]
-    pub fn of_device(&self, device: &str) -> &str {
+    pub fn of_device(&self, device: &str) -> String {
         if device.ends_with(MONITOR_SUFFIX) {
-            &self.monitors
+            self.monitors.clone()
+        } else if let Some(gpu) = gpu_of_candidate(device) {
+            format!("{}-{gpu}", self.instances)
         } else if device.starts_with(INSTANCE_PREFIX) {
-            &self.instances
+            self.instances.clone()
         } else {
-            &self.gpus
+            self.gpus.clone()
         }
     }
 
     /// Returns true if `pool` is one of them.
     #[must_use]
     pub fn contains(&self, pool: &str) -> bool {
-        self.all().contains(&pool)
+        let of_gpu = || pool.strip_prefix(self.instances.as_str())?.strip_prefix('-');
+        [&self.gpus, &self.instances, &self.monitors]
+            .into_iter()
+            .any(|own| own == pool)
+            || of_gpu().is_some_and(are_gpu_digits)
     }
+}
+
+/// Returns the digits of the GPU of which this device is an instance that a claim makes.
+#[must_use]
+pub fn gpu_of_candidate(device: &str) -> Option<&str> {
+    let digits = device.strip_prefix(CANDIDATE_PREFIX)?.get(..GPU_DIGITS)?;
+    are_gpu_digits(digits).then_some(digits)
+}
+
+fn are_gpu_digits(text: &str) -> bool {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == GPU_DIGITS && text.bytes().all(is_digit)
 }
 
 /// The taint on devices that vgpu-controller allocates. kube-scheduler does not tolerate it.
@@ -179,4 +209,34 @@ pub mod device_type {
     pub const PARENT_UUID: &str = "parentUUID";
     /// The attribute of an instance with its first memory slice, and how many it has: `4:4`.
     pub const PLACEMENT: &str = "placement";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_names_its_pool_and_no_other_pool_is_the_nodes() {
+        let pools = Pools::of("n1");
+        for (device, pool) in [
+            ("gpu-3f8a1c20", "n1/vgpu"),
+            ("gpu-3f8a1c20-monitor", "n1/vgpu-monitor"),
+            ("mig-3f8a1c20-3g-40gb-4", "n1/vgpu-mig"),
+            ("mig-of-3f8a1c20-3g-40gb-4", "n1/vgpu-mig-3f8a1c20"),
+            ("mig-of-x", "n1/vgpu-mig"),
+        ] {
+            assert_eq!(pools.of_device(device), pool);
+            assert!(pools.contains(pool), "{pool}");
+        }
+        for pool in [
+            "n1/vgpu-mig-",
+            "n1/vgpu-mig-3f8a1c2",
+            "n1/vgpu-mig-3f8a1c2/",
+            "n1/vgpu-mig-3F8A1C20",
+            "n2/vgpu-mig-3f8a1c20",
+            "n1",
+        ] {
+            assert!(!pools.contains(pool), "{pool}");
+        }
+    }
 }

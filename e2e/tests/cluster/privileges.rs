@@ -127,7 +127,12 @@ fn creates_only_objects_of_its_node(kube: &Kube<'_>, token: &str, unbound: &str)
     let own = Node::FIRST.name();
     let pool = format!("{own}/vgpu");
     let create = ["create", "--dry-run=server", "-f", "-"];
-    for pool in [&pool, &format!("{own}/vgpu-mig"), &format!("{own}/vgpu-monitor")] {
+    for pool in [
+        &pool,
+        &format!("{own}/vgpu-mig"),
+        &format!("{own}/vgpu-mig-3f8a1c20"),
+        &format!("{own}/vgpu-monitor"),
+    ] {
         let (accepted, said) = say(kube, token, &create, &slice("a", Some(&own), pool, "dra.vgpu"))?;
         ensure!(accepted, "its own slice in {pool}: {said}");
     }
@@ -136,6 +141,20 @@ fn creates_only_objects_of_its_node(kube: &Kube<'_>, token: &str, unbound: &str)
         (token, None, &*pool, "dra.vgpu", "spec.nodeName"),
         (token, Some(&*own), "node2/vgpu", "dra.vgpu", "spec.pool.name"),
         (token, Some(&*own), "node2/vgpu-monitor", "dra.vgpu", "spec.pool.name"),
+        (
+            token,
+            Some(&*own),
+            "node2/vgpu-mig-3f8a1c20",
+            "dra.vgpu",
+            "spec.pool.name",
+        ),
+        (
+            token,
+            Some(&*own),
+            &*format!("{own}/vgpu-mig-3f8a1c20x"),
+            "dra.vgpu",
+            "spec.pool.name",
+        ),
         (token, Some(&*own), &*pool, "nic.example", "spec.driver"),
         (unbound, Some(&*own), &*pool, "dra.vgpu", "names no node"),
     ] {

@@ -3,6 +3,7 @@
 mod memory_sizes;
 mod mig;
 mod nvlink;
+pub mod raw;
 mod read_memory;
 mod read_nvlink;
 mod sysfs;
@@ -70,6 +71,9 @@ pub struct List {
     /// The instances of GPUs in MIG mode, which themselves are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<Gpu>,
+    /// The GPUs in MIG mode themselves, without memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub divided: Vec<Gpu>,
     pub left_out: Vec<LeftOut>,
     /// What GPUs say of their NVLinks and do not agree on: a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -230,7 +234,7 @@ pub fn list(nvml: &Nvml, sizes: &MemorySizes) -> Result<List, Error> {
     let cuda_version = (cuda_driver_version_major(cuda), cuda_driver_version_minor(cuda));
     let count = nvml.device_count().map_err(failed("device count"))?;
     let mut links = Vec::new();
-    let mut instances = Vec::new();
+    let mut divided = Divided::default();
     let read = |index| {
         let asked = Asked {
             nvml,
@@ -239,12 +243,13 @@ pub fn list(nvml: &Nvml, sizes: &MemorySizes) -> Result<List, Error> {
             driver_version: &driver_version,
             cuda_version,
         };
-        let (gpu, of_gpu) = read_one(&asked, index, &mut instances)?;
+        let (gpu, of_gpu) = read_one(&asked, index, &mut divided)?;
         links.push(of_gpu);
         Ok(gpu)
     };
     let mut list = List::new((0..count).map(read));
-    for instance in instances {
+    list.divided = divided.gpus;
+    for instance in divided.instances {
         match instance {
             Ok(instance) => list.instances.push(instance),
             Err(left_out) => list.left_out.push(left_out),
@@ -282,8 +287,15 @@ struct Asked<'a> {
     cuda_version: (i32, i32),
 }
 
-/// Reads a GPU. Those of its instances that could be read, and those that could not, are added to `instances`.
-fn read_one(asked: &Asked<'_>, index: u32, instances: &mut Vec<Result<Gpu, LeftOut>>) -> Result<(Gpu, Links), LeftOut> {
+/// The GPUs in MIG mode, and their instances: those that could be read, and those that could not.
+#[derive(Default)]
+struct Divided {
+    gpus: Vec<Gpu>,
+    instances: Vec<Result<Gpu, LeftOut>>,
+}
+
+/// Reads a GPU. One in MIG mode is added to `divided` with its instances.
+fn read_one(asked: &Asked<'_>, index: u32, divided: &mut Divided) -> Result<(Gpu, Links), LeftOut> {
     let unreadable = |uuid: Option<&String>, field: &'static str| {
         let uuid = uuid.cloned();
         move |error: NvmlError| LeftOut {
@@ -331,7 +343,8 @@ fn read_one(asked: &Asked<'_>, index: u32, instances: &mut Vec<Result<Gpu, LeftO
             uuid: uuid.clone(),
             instances: named.collect(),
         };
-        instances.extend(found);
+        divided.instances.extend(found);
+        divided.gpus.push(gpu);
         return Err(LeftOut { uuid: Some(uuid), why });
     }
     let by_nvml = memory_by_nvml(&device).map_err(failed("memory"))?;

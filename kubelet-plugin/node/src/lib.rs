@@ -7,7 +7,7 @@
 //!  vgpu run ────────────┴─► mounts, locks, gpus
 //!  vgpu-driver-limit ─────► cgroup, files, lock_file, driver_limit ◄── vgpu-kubelet-plugin
 //! ```
-#![deny(unsafe_code)] // allowed in gpus/read_nvlink.rs and gpus/mig.rs alone: nvml-wrapper lacks some calls
+#![deny(unsafe_code)] // allowed in gpus/raw.rs, read_nvlink.rs and mig.rs alone: nvml-wrapper lacks some calls
 
 pub mod arbitration;
 pub mod cgroup;
@@ -17,5 +17,6 @@ pub mod gpus;
 pub mod lock_file;
 pub mod locks;
 pub mod mounts;
+pub mod sealed;
 pub mod selinux;
 pub mod tmpfs;

@@ -4,6 +4,7 @@ use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
 use crate::publish::inventory::Gpu;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use vgpu_api::gpu_of_candidate;
 use vgpu_node::files::safe_name;
 
 /// All prepared claims, by UID.
@@ -21,6 +22,8 @@ pub struct InUse {
     pub gpu: Gpu,
     /// False: they only monitor it.
     pub has_shares: bool,
+    /// It is an instance that they made.
+    pub is_made: bool,
 }
 
 /// One prepared claim.
@@ -127,14 +130,18 @@ impl Checkpoint {
     pub fn in_use(&self) -> Vec<InUse> {
         let limited = self.claims.values().flat_map(Entry::limited);
         let with_shares: BTreeSet<&str> = limited.map(|share| share.gpu.as_str()).collect();
+        let all = self.claims.values().flat_map(Entry::all);
+        let made = all.filter(|share| gpu_of_candidate(&share.device).is_some());
+        let made: BTreeSet<&str> = made.map(|share| share.gpu.as_str()).collect();
         let in_use = |gpu: &Gpu| InUse {
             has_shares: with_shares.contains(gpu.uuid.as_str()),
+            is_made: made.contains(gpu.uuid.as_str()),
             gpu: gpu.clone(),
         };
         let unknown = with_shares.iter().filter(|uuid| !self.gpus.contains_key(**uuid));
         let unplaced = unknown.filter_map(|uuid| Gpu::in_unknown_place(uuid));
-        let mut all: Vec<InUse> = self.gpus.values().map(in_use).collect();
-        all.extend(unplaced.map(|gpu| InUse { gpu, has_shares: true }));
+        let mut all: Vec<InUse> = self.gpus.values().map(&in_use).collect();
+        all.extend(unplaced.map(|gpu| in_use(&gpu)));
         all.sort_by_key(|one| one.gpu.index);
         all
     }

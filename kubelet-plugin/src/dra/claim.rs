@@ -126,6 +126,16 @@ pub fn named_by(claim: &ResourceClaim) -> NamedBy {
         .map_or(NamedBy::Claim, |name| NamedBy::Pod(name.clone()))
 }
 
+/// The names of this node's devices that `claim` was allocated and that it does not only administrate.
+pub fn devices<'a>(claim: &'a ResourceClaim, pools: &'a Pools) -> impl Iterator<Item = &'a str> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    let results = devices.into_iter().flat_map(|devices| devices.results.iter().flatten());
+    let own = results.filter(|result| result.driver == DRIVER_NAME && pools.contains(&result.pool));
+    let used = own.filter(|result| result.admin_access != Some(true));
+    used.map(|result| result.device.as_str())
+}
+
 /// Returns the shares of `claim` on the node that publishes `inventory` in `pools`, in the order of the
 /// claim's results.
 ///
@@ -151,7 +161,7 @@ pub fn shares(claim: &ResourceClaim, pools: &Pools, inventory: &Inventory) -> Re
             return Err(Error::Pool {
                 at,
                 pool: result.pool.clone(),
-                expected: pools.of_device(&result.device).to_owned(),
+                expected: pools.of_device(&result.device),
             });
         }
         let ask = ask(claim, &result.request);

@@ -22,8 +22,7 @@
 //! {"version":1,"crc32":"1a2b3c4d","payload":{"uid":"...","claim":{...},"gpus":{...}}}
 //! ```
 //!
-//! The checksum covers the payload's bytes as they were written, so that a release that adds a field still reads the records
-//! of an older one. A field added within a version must have a default. A record is replaced by rename and not synced: the
+//! `vgpu_node::sealed` has the rules of that format. A record is replaced by rename and not synced: the
 //! page cache outlives this process, and `/run` does not outlive the machine.
 //!
 //! Failure modes:
@@ -47,12 +46,10 @@ use crate::publish::inventory::Gpu;
 use crate::text::printable;
 use crate::tmpfs::{self, Size};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use vgpu_abi::checksum::crc32;
 use vgpu_abi::ledger;
 use vgpu_abi::limits::{self, Limits};
 use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS};
@@ -60,6 +57,7 @@ use vgpu_api::config::{Capabilities, MemoryEnforcement};
 use vgpu_api::request::{CORES_MAX, HOST_MEMORY_MAX};
 use vgpu_context_size::ContextSize;
 use vgpu_node::files::{self, Failed, failed};
+use vgpu_node::sealed::{self, Damage};
 use vgpu_node::selinux;
 
 const RECORD: &str = "entry.json";
@@ -118,32 +116,6 @@ pub(crate) struct Record {
     pub(crate) claim: Entry,
     /// The GPUs of its shares, by UUID and as they were published.
     pub(crate) gpus: BTreeMap<String, Gpu>,
-}
-
-/// Why a file is not a valid record.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Damage {
-    #[error("is not what this plugin writes: {0}")]
-    Format(String),
-    #[error("has version {0}, and this release reads version {VERSION}")]
-    Version(u32),
-    #[error("has checksum {found} instead of {said}: it was truncated or edited")]
-    Checksum { said: String, found: String },
-    #[error("cannot be read: {0}")]
-    Unreadable(String),
-}
-
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Sealed<'a> {
-    version: u32,
-    crc32: String,
-    #[serde(borrow)]
-    payload: &'a RawValue,
 }
 
 // === impl ClaimDirs ===
@@ -418,31 +390,11 @@ fn read_reason(path: &Path) -> Option<String> {
 
 impl Record {
     fn render(&self) -> serde_json::Result<Vec<u8>> {
-        let payload = serde_json::value::to_raw_value(self)?;
-        let mut bytes = serde_json::to_vec(&Sealed {
-            version: VERSION,
-            crc32: format!("{:08x}", crc32(payload.get().as_bytes())),
-            payload: &payload,
-        })?;
-        bytes.push(b'\n');
-        Ok(bytes)
+        sealed::seal(VERSION, self)
     }
 
     pub(crate) fn parse(uid: &str, bytes: &[u8]) -> Result<Self, Damage> {
-        let format = |error: serde_json::Error| Damage::Format(error.to_string());
-        let Version { version } = serde_json::from_slice(bytes).map_err(format)?;
-        if version != VERSION {
-            return Err(Damage::Version(version));
-        }
-        let sealed: Sealed<'_> = serde_json::from_slice(bytes).map_err(format)?;
-        let found = format!("{:08x}", crc32(sealed.payload.get().as_bytes()));
-        if found != sealed.crc32 {
-            return Err(Damage::Checksum {
-                said: sealed.crc32,
-                found,
-            });
-        }
-        let record: Self = serde_json::from_str(sealed.payload.get()).map_err(format)?;
+        let record: Self = sealed::open(VERSION, bytes)?;
         record.check(uid).map_err(Damage::Format)?;
         Ok(record)
     }

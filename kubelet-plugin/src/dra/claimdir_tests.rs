@@ -7,6 +7,7 @@ use crate::publish::inventory::Gpu;
 use crate::publish::inventory::tests::gpu;
 use proptest::prelude::*;
 use std::os::unix::fs::PermissionsExt as _;
+use vgpu_abi::checksum::crc32;
 
 const GOLDEN: &[u8] = include_bytes!("../../testdata/claim-v1.json");
 const UID: &str = "5c0f3b9a-0000-4000-8000-000000000001";
@@ -258,7 +259,10 @@ fn a_field_of_a_later_release_does_no_harm() {
         Record::parse(UID, sealed(&payload.to_string()).as_bytes()),
         Ok(record())
     );
-    assert_eq!(Record::parse(UID, br#"{"version":2}"#), Err(Damage::Version(2)));
+    assert_eq!(
+        Record::parse(UID, br#"{"version":2}"#),
+        Err(Damage::Version { found: 2, reads: 1 })
+    );
     // The file stays until something else changes.
     let folder = tempfile::tempdir().expect("a folder");
     let (dirs, mut known) = (ClaimDirs::new(folder.path().into(), false), record());

@@ -4,7 +4,7 @@
 //! changes the last report, but not its time: kubelet treats a device whose report is older than 30 s as unknown, which is
 //! right when scans have ended. A stream that kubelet drops ends with the next report; kubelet opens a new one.
 
-use crate::publish::inventory::Inventory;
+use crate::publish::inventory::{Gpu, Inventory};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
@@ -39,13 +39,13 @@ impl Report {
     #[must_use]
     pub fn new(pools: Pools, published: &Inventory, seen: SystemTime) -> Self {
         let mut devices = BTreeMap::new();
+        for dynamic in published.dynamic() {
+            let why = why(published, &dynamic.gpu);
+            let names = dynamic.pool.candidates.iter().map(|candidate| candidate.name.clone());
+            devices.extend(names.map(|name| (name, why.clone())));
+        }
         for (name, gpu) in published.by_index() {
-            let mut why = published.troubles(&gpu.uuid).join("; ");
-            let mut end = why.len().min(MAX_MESSAGE);
-            while !why.is_char_boundary(end) {
-                end -= 1;
-            }
-            why.truncate(end);
+            let why = why(published, gpu);
             if gpu.mig.is_none() {
                 devices.insert(format!("{name}{MONITOR_SUFFIX}"), why.clone());
             }
@@ -58,6 +58,17 @@ impl Report {
             devices,
         }
     }
+}
+
+/// Why a GPU is unhealthy, as much of it as kubelet takes.
+fn why(published: &Inventory, gpu: &Gpu) -> String {
+    let mut why = published.troubles(&gpu.uuid).join("; ");
+    let mut end = why.len().min(MAX_MESSAGE);
+    while !why.is_char_boundary(end) {
+        end -= 1;
+    }
+    why.truncate(end);
+    why
 }
 
 // === impl Health ===
@@ -102,7 +113,7 @@ macro_rules! serve {
                 Ok(Response::new(self.stream(|report| {
                     let devices = report.devices.iter().map(|(name, why)| $version::DeviceHealth {
                         device: Some($version::DeviceIdentifier {
-                            pool_name: report.pools.of_device(name).to_owned(),
+                            pool_name: report.pools.of_device(name),
                             device_name: name.clone(),
                         }),
                         health: match why.is_empty() {

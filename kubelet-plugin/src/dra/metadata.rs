@@ -199,7 +199,7 @@ fn device(share: &Share, gpu: &Gpu, pools: &Pools) -> Device {
     attributes.extend(own.iter().map(|own| (own.name.to_owned(), (own.value)(share))));
     Device {
         driver: DRIVER_NAME,
-        pool: pools.of_device(&share.device).to_owned(),
+        pool: pools.of_device(&share.device),
         name: share.device.clone(),
         attributes,
     }

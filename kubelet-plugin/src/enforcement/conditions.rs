@@ -74,7 +74,7 @@ pub(super) fn devices(
         };
         AllocatedDeviceStatus {
             driver: DRIVER_NAME.into(),
-            pool: pool.into(),
+            pool: pool.clone(),
             device: share.device.clone(),
             share_id: share.share_id.clone(),
             data: Some(RawExtension(data(share))),

@@ -99,7 +99,7 @@ impl Sample {
                 ("dra_claim_name", entry.name.clone()),
                 ("dra_claim_namespace", entry.namespace.clone()),
                 ("dra_device_name", share.device.clone()),
-                ("dra_pool_name", node.pools().of_device(&share.device).to_owned()),
+                ("dra_pool_name", node.pools().of_device(&share.device)),
             ],
             living: usage.as_ref().and_then(|_| node.living(&key.0, share, buffer)),
             usage,

@@ -1,6 +1,6 @@
 //! The child's side: answers questions from its standard input, which is a socket, until that ends.
 
-use super::{GpuDriver as _, Local};
+use super::{GpuDriver as _, Local, Question};
 use rustix::process::{Signal, getpid, kill_process};
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -48,8 +48,10 @@ fn serve(local: &Local) -> io::Result<()> {
         let _ = kill_process(getpid(), Signal::KILL);
     })?;
     for line in questions {
-        let with_list = serde_json::from_str(&line)?;
-        let mut answer = serde_json::to_vec(&local.sample(with_list))?;
+        let mut answer = match serde_json::from_str(&line)? {
+            Question::Sample { with_list } => serde_json::to_vec(&local.sample(with_list))?,
+            Question::Mig { gpu, call } => serde_json::to_vec(&local.mig(&gpu, &call))?,
+        };
         answer.push(b'\n');
         socket.write_all(&answer)?;
     }

@@ -5,13 +5,14 @@
 //! again after a failure, because after a driver upgrade every call of the old library fails.
 
 use super::faults::{self, Events};
-use super::{GpuDriver, GpuSample, Memory, Sample, library, processes};
+use super::{GpuDriver, GpuSample, Memory, MigAnswer, Sample, library, processes};
 use crate::publish::inventory::Error;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use vgpu_mig::{Call, Code, MigDriver as _, Refused};
 use vgpu_node::gpus::{self, MemorySizes};
 
 /// The GPUs of one driver root.
@@ -45,6 +46,19 @@ impl Local {
             state: Mutex::default(),
             events: Arc::default(),
         }
+    }
+
+    /// Makes a call for the instances of a GPU.
+    pub(super) fn mig(&self, gpu: &str, call: &Call) -> MigAnswer {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let nvml = match state.nvml.take() {
+            Some(nvml) => Ok(nvml),
+            None => library::start(&self.driver_root),
+        };
+        let nvml = nvml.map_err(|error| Refused::new("nvmlInit", Code::NoAnswer, &error.to_string()))?;
+        let answer = vgpu_mig::nvml::Local(&nvml).call(gpu, call);
+        state.nvml = Some(nvml);
+        answer
     }
 
     fn try_sample(&self, with_list: bool) -> Result<Sample, Error> {

@@ -1,17 +1,20 @@
-//! NVML in a child process: the plugin asks the driver for one thing, a [`Sample`] of all GPUs, through [`Nvml`].
+//! NVML in a child process: the plugin asks the driver for a [`Sample`] of all GPUs, and has it make and destroy instances of GPUs
+//! in MIG mode, through [`Nvml`].
 //!
 //! ```text
-//!  sampler ─► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT SIZES`
-//!              ▲                                        │ Local: libnvidia-ml.so.1 of the driver root
-//!              └──────── a sample, a line ──────────────┘
+//!  sampler ───┐
+//!  Prepare … ─┴─► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT SIZES`
+//!                  ▲                                        │ Local: libnvidia-ml.so.1 of the driver root
+//!                  └──────── the answer, a line ────────────┘
 //! ```
 //!
 //! [`sampler`] asks every 2 s, and sends each sample to everything that reads one.
 //!
-//! To ask for something new, add a field to [`GpuSample`], and fill it in `local.rs`.
+//! To ask for something new, add a field to [`GpuSample`], and fill it in `local.rs`. Calls for instances are `vgpu_mig`'s.
 //!
 //! How it fails:
-//! - The child dies, or answers nonsense: the question fails, and the next one starts another child.
+//! - The child dies, or answers nonsense: the question fails, and the next one starts another child. A call for an instance may
+//!   have been carried out then, and is never sent twice. None is sent while a killed child has not ended.
 //! - It hangs: it is killed after [`ANSWERS_WITHIN`], or [`STARTS_WITHIN`] if it has not answered yet (a driver without
 //!   persistence mode loads for long). A child that hangs in the kernel cannot be killed. Nobody waits for it; while there
 //!   are [`UNENDED`] such children, nothing is asked.
@@ -36,6 +39,7 @@ pub use processes::{Memory, Used};
 use crate::publish::inventory::{Error, List};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use vgpu_mig::{Answer, Call, Refused};
 
 /// The first argument of the child.
 pub const ARGUMENT: &str = "nvml-child";
@@ -50,6 +54,17 @@ pub trait GpuDriver: Send + Sync + 'static {
     /// Asks about all GPUs. May block for as long as the driver does.
     fn sample(&self, with_list: bool) -> Sample;
 }
+
+/// A question to the child.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Question {
+    /// Answered by a [`Sample`].
+    Sample { with_list: bool },
+    /// A call for the instances of a GPU, answered by [`MigAnswer`].
+    Mig { gpu: String, call: Call },
+}
+
+type MigAnswer = Result<Answer, Refused>;
 
 /// The driver's answer about all GPUs at one time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,8 @@
 //! The plugin's side: starts the child, asks it, and ends it.
 
-use super::{ANSWERS_WITHIN, ARGUMENT, GpuDriver, MAX_LINE, STARTS_WITHIN, Sample, UNENDED};
+use super::{ANSWERS_WITHIN, ARGUMENT, GpuDriver, MAX_LINE, MigAnswer, Question, STARTS_WITHIN, Sample, UNENDED};
 use crate::publish::inventory::{Error, Gpus, List};
+use serde::de::DeserializeOwned;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -10,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use vgpu_mig::{Call, Code, MigDriver, Refused};
 use vgpu_node::gpus::MemorySizes;
 
 /// Asks NVML. Clones ask the same child, one question at a time.
@@ -60,6 +62,9 @@ pub enum NvmlError {
     Late(u64),
     #[error("{UNENDED} processes with NVML hang in the kernel and cannot be ended; the node needs a reboot")]
     Stuck,
+    /// It may still carry out a call for an instance.
+    #[error("a former process with NVML has been killed and has not ended yet; kubelet retries")]
+    Ending,
     #[error("the process with NVML ended or failed: {0}; another one is started")]
     Failed(String),
 }
@@ -109,19 +114,30 @@ impl Nvml {
     }
 
     /// Blocks until there is an answer or its time has run out.
-    fn ask(&self, with_list: bool) -> Result<Sample, NvmlError> {
+    fn ask<A: DeserializeOwned>(&self, question: &Question) -> Result<A, NvmlError> {
         let mut conversation = self.0.conversation.lock().unwrap_or_else(PoisonError::into_inner);
-        let had_one = conversation.is_some();
-        match self.ask_once(&mut conversation, with_list) {
+        // A call for an instance that was carried out would be refused the second time, as if nothing had been done.
+        let is_sample = matches!(question, Question::Sample { .. });
+        let may_repeat = conversation.is_some() && is_sample;
+        // What a list shows must not change later by a call from before the list.
+        let is_ending = self.0.unended.load(Ordering::Acquire) > 0 && self.process().paused.is_none();
+        if is_ending && !is_sample {
+            return Err(NvmlError::Ending);
+        }
+        match self.ask_once(&mut conversation, question) {
             // The child may have died long ago.
-            Err(NvmlError::Failed(_)) if had_one => self.ask_once(&mut conversation, with_list),
+            Err(NvmlError::Failed(_)) if may_repeat => self.ask_once(&mut conversation, question),
             answer => answer,
         }
     }
 
     /// Asks once, and ends the child if it does not answer.
-    fn ask_once(&self, conversation: &mut Option<Conversation>, with_list: bool) -> Result<Sample, NvmlError> {
-        let answer = self.ask_child(conversation, with_list);
+    fn ask_once<A: DeserializeOwned>(
+        &self,
+        conversation: &mut Option<Conversation>,
+        question: &Question,
+    ) -> Result<A, NvmlError> {
+        let answer = self.ask_child(conversation, question);
         if answer.is_err() {
             *conversation = None;
             if let Some(child) = self.process().child.take() {
@@ -131,7 +147,11 @@ impl Nvml {
         answer
     }
 
-    fn ask_child(&self, conversation: &mut Option<Conversation>, with_list: bool) -> Result<Sample, NvmlError> {
+    fn ask_child<A: DeserializeOwned>(
+        &self,
+        conversation: &mut Option<Conversation>,
+        question: &Question,
+    ) -> Result<A, NvmlError> {
         // A pause has ended the child of this conversation.
         if self.process().child.is_none() {
             *conversation = None;
@@ -148,7 +168,7 @@ impl Nvml {
             true => self.0.times.other,
             false => self.0.times.first,
         };
-        let mut line = serde_json::to_vec(&with_list).map_err(|error| NvmlError::Failed(error.to_string()))?;
+        let mut line = serde_json::to_vec(question).map_err(|error| NvmlError::Failed(error.to_string()))?;
         line.push(b'\n');
         talk.socket.write_all(&line).map_err(failed)?;
         match read_line(&mut talk.socket, Instant::now() + within) {
@@ -209,8 +229,17 @@ impl GpuDriver for Nvml {
             NvmlError::Paused(why) => Error::Paused(why),
             error => Error::Silent(error.to_string()),
         };
-        self.ask(with_list)
+        self.ask(&Question::Sample { with_list })
             .unwrap_or_else(|error| Sample::failed(&failed(error), with_list))
+    }
+}
+
+impl MigDriver for Nvml {
+    fn call(&self, gpu: &str, call: &Call) -> MigAnswer {
+        let (gpu, call) = (gpu.to_owned(), call.clone());
+        let name = format!("{call:?}");
+        let answer = self.ask::<MigAnswer>(&Question::Mig { gpu, call });
+        answer.unwrap_or_else(|error| Err(Refused::new(&name, Code::NoAnswer, &error.to_string())))
     }
 }
 
@@ -332,6 +361,43 @@ mod tests {
         }
         nvml.pause("the end of the test");
         assert!(asked.join().expect("no panic").is_err());
+    }
+
+    #[test]
+    fn a_call_for_an_instance_is_sent_once_and_never_while_paused() {
+        // Each child carries out one call and dies before it answers.
+        let (dir, nvml) = script(r#"read q; case $q in *Mig*) echo "$q" >> "$2/calls"; exit 1;; esac"#);
+        let call = Call::Create {
+            profile: 9,
+            placement: vgpu_node::gpus::Placement { start: 4, size: 4 },
+        };
+        let refused = nvml.call("GPU-a", &call).expect_err("the child died");
+        assert_eq!(refused.code, Code::NoAnswer);
+        let calls = || std::fs::read_to_string(dir.path().join("calls")).unwrap_or_default();
+        assert_eq!(calls().lines().count(), 1, "{}", calls());
+        nvml.pause("for an upgrade");
+        let refused = nvml.call("GPU-a", &call).expect_err("paused");
+        assert!(
+            refused.code == Code::NoAnswer && refused.reason.contains("for an upgrade"),
+            "{refused}"
+        );
+        assert_eq!(calls().lines().count(), 1, "{}", calls());
+        nvml.resume();
+        nvml.0.unended.store(1, Ordering::Release);
+        let refused = nvml
+            .call("GPU-a", &call)
+            .expect_err("a child may still carry out a call");
+        assert!(
+            refused.code == Code::NoAnswer && refused.reason.contains("has not ended"),
+            "{refused}"
+        );
+        assert_eq!(calls().lines().count(), 1, "{}", calls());
+        let created = serde_json::to_string(&MigAnswer::Ok(vgpu_mig::Answer::Created(2))).expect("JSON");
+        let (_dir, nvml) = script(&answer(&created));
+        assert_eq!(
+            nvml.create("GPU-a", 9, vgpu_node::gpus::Placement { start: 4, size: 4 }),
+            Ok(2)
+        );
     }
 
     #[test]

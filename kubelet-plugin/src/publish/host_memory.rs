@@ -14,7 +14,7 @@
 //! - The gate is switched on later: kubelet has to start again for it, and the slices are then sent again.
 //! - The version cannot be read: nothing is sent, and it is asked again.
 
-use crate::publish::slice::is_held;
+use crate::publish::slice::{self, Slice, devices_mut, is_held};
 use crate::ready::Readiness;
 use k8s_openapi::api::resource::v1::{Device, NodeAllocatableOverhead, NodeAllocatableResource};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -91,7 +91,7 @@ impl HostMemory {
     }
 
     /// Adds the reservation to the shareable devices, if the server may get it.
-    pub(crate) fn adding(&self, mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
+    pub(crate) fn adding(&self, mut slices: Vec<Slice>) -> Vec<Slice> {
         if !matches!(self.outcome, Outcome::NotPublished | Outcome::Dropped | Outcome::Kept) {
             return slices;
         }
@@ -103,16 +103,16 @@ impl HostMemory {
             overhead: Some(overhead),
             mapping: None,
         };
-        for device in slices.iter_mut().flatten().filter(|device| is_held(device)) {
+        for device in devices_mut(&mut slices).filter(|device| is_held(device)) {
             device.node_allocatable_resources = Some(BTreeMap::from([("memory".to_owned(), memory.clone())]));
         }
         slices
     }
 
     /// Compares what was sent with what the server has.
-    pub(crate) fn compare(&mut self, sent: &[Vec<Device>], stored: &[Device]) {
+    pub(crate) fn compare(&mut self, sent: &[Slice], stored: &[Device]) {
         let has_it = |device: &&Device| device.node_allocatable_resources.is_some();
-        let sent: Vec<&Device> = sent.iter().flatten().filter(has_it).collect();
+        let sent: Vec<&Device> = slice::devices(sent).filter(has_it).collect();
         if sent.is_empty() {
             return;
         }
@@ -183,7 +183,7 @@ mod tests {
     use crate::publish::slice::slices;
     use crate::publish::slice::tests::WHOLE;
 
-    fn devices() -> Vec<Vec<Device>> {
+    fn devices() -> Vec<Slice> {
         slices(&Inventory::new(vec![gpu(0)]), WHOLE)
     }
 
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn shareable_devices_reserve_memory_for_each_container_from_1_37_on() {
         let found = known((1, 37)).adding(devices());
-        let json = serde_json::to_value(&found[0][0].node_allocatable_resources).expect("JSON");
+        let json = serde_json::to_value(&found[0].devices[0].node_allocatable_resources).expect("JSON");
         assert_eq!(
             json,
             serde_json::json!({"memory": {"overhead": {"perContainer": "16Mi"}}})
@@ -215,11 +215,11 @@ mod tests {
         let mut memory = known((1, 37));
         assert_eq!(memory.report(), None);
         let sent = memory.adding(devices());
-        memory.compare(&devices(), &devices()[0]);
+        memory.compare(&devices(), &devices()[0].devices);
         assert_eq!(memory.report(), None, "nothing was sent");
-        memory.compare(&sent, &sent[0]);
+        memory.compare(&sent, &sent[0].devices);
         assert_eq!(memory.report(), Some(Ok(())));
-        memory.compare(&sent, &devices()[0]);
+        memory.compare(&sent, &devices()[0].devices);
         let why = memory.report().expect("known").expect_err("dropped");
         assert!(why.contains("dropped it") && why.contains(GATE), "{why}");
         memory.ask_again();

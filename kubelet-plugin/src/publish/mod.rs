@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  watch (own driver and node) ─► existing ───────┐
-//!  gpus ─► wanted: devices of each slice ─► taints ┴─► plan ─► delete, update, create ─► existing
+//!  gpus ─► the slices that are wanted ────► taints ┴─► plan ─► delete, update, create ─► existing
 //! ```
 //!
 //! kubelet deletes a node's slices whenever it starts, and people delete objects that they do not know. A deletion is
@@ -33,12 +33,14 @@ pub mod taints;
 
 use crate::api::{Error, Slices};
 use crate::metrics::Metrics;
-use crate::publish::slice::{has_information, keeps_capacity, silenced, without_information, without_shared};
+use crate::publish::slice::{
+    Slice, has_information, keeps_capacity, silenced, without_counters, without_information, without_shared,
+};
 use crate::ready::Readiness;
 use crate::retry::delay;
 use futures::{Stream, StreamExt as _};
 use host_memory::HostMemory;
-use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::runtime::watcher;
 use plan::{Owner, Plan, Stored, learn, plan};
 use publish_gate::Gate;
@@ -68,6 +70,8 @@ pub struct Publisher {
     stored: Stored,
     /// True if the server keeps consumable capacity; `None` before the dry run.
     consumable: Option<bool>,
+    /// True if the server keeps shared counters; `None` before the dry run.
+    partitionable: Option<bool>,
     /// True if devices lack the taint that they should have.
     untainted: bool,
     /// True if the server refused slices with taints that only inform.
@@ -90,6 +94,7 @@ impl Publisher {
             synced: false,
             stored: Stored::new(),
             consumable: None,
+            partitionable: None,
             untainted: false,
             refuses_information: false,
             again_at: None,
@@ -122,8 +127,8 @@ impl Publisher {
         self.synced
     }
 
-    /// Returns the devices of each slice that there should be. None: the slices stay as they are.
-    fn devices(&self, owner: &Owner, wanted: &Wanted) -> Option<Vec<Vec<Device>>> {
+    /// Returns the slices that there should be. None: the slices stay as they are.
+    fn slices(&self, owner: &Owner, wanted: &Wanted) -> Option<Vec<Slice>> {
         if !self.synced {
             return None;
         }
@@ -131,9 +136,9 @@ impl Publisher {
             Wanted::Unknown => None,
             Wanted::NoDriver | Wanted::Silent => {
                 let existing: Vec<_> = self.existing.values().cloned().collect();
-                plan::used_devices(owner, &existing).map(silenced)
+                plan::used_slices(owner, &existing).map(silenced)
             }
-            Wanted::Slices(devices) => Some(devices.clone()),
+            Wanted::Slices(slices) => Some(slices.clone()),
         }
     }
 
@@ -141,12 +146,7 @@ impl Publisher {
     ///
     /// # Errors
     /// The first write that failed.
-    pub async fn reconcile<S: Slices>(
-        &mut self,
-        api: &S,
-        owner: &mut Owner,
-        wanted: &[Vec<Device>],
-    ) -> Result<(), Error> {
+    pub async fn reconcile<S: Slices>(&mut self, api: &S, owner: &mut Owner, wanted: &[Slice]) -> Result<(), Error> {
         if !has_information(wanted) {
             return self.write(api, owner, wanted).await;
         }
@@ -165,7 +165,7 @@ impl Publisher {
         self.write(api, owner, &without_information(wanted.to_vec())).await
     }
 
-    async fn write<S: Slices>(&mut self, api: &S, owner: &mut Owner, wanted: &[Vec<Device>]) -> Result<(), Error> {
+    async fn write<S: Slices>(&mut self, api: &S, owner: &mut Owner, wanted: &[Slice]) -> Result<(), Error> {
         if self.host_memory.must_ask() {
             let version = api.version().await;
             self.host_memory.set_version(version.map_err(|error| error.to_string()));
@@ -178,23 +178,17 @@ impl Publisher {
         }
     }
 
-    async fn write_reserving<S: Slices>(
-        &mut self,
-        api: &S,
-        owner: &mut Owner,
-        wanted: &[Vec<Device>],
-    ) -> Result<(), Error> {
-        let wanted = &*self.host_memory.adding(wanted.to_vec());
+    async fn write_reserving<S: Slices>(&mut self, api: &S, owner: &mut Owner, wanted: &[Slice]) -> Result<(), Error> {
+        let wanted = self.host_memory.adding(wanted.to_vec());
         // The owner may have changed, and a write's answer may show that the server drops fields. Then plan
         // again, with the new owner and without the shareable devices.
-        for _ in 0..3 {
-            let reduced = (self.consumable == Some(false)).then(|| without_shared(wanted.to_vec()));
-            let wanted = reduced.as_deref().unwrap_or(wanted);
+        for _ in 0..4 {
+            let wanted = &self.as_the_server_keeps(wanted.clone());
             let existing: Vec<_> = self.existing.values().cloned().collect();
             let devices = plan::current_devices(owner, &existing);
             let tainted = self.taints.apply(wanted, &devices, Instant::now());
             self.again_at = tainted.until;
-            let steps = plan(owner, &tainted.devices, &existing, &self.stored);
+            let steps = plan(owner, &tainted.slices, &existing, &self.stored);
             if steps.is_empty() {
                 self.taints.confirm_stored(&devices);
                 self.host_memory.compare(wanted, &devices);
@@ -212,9 +206,23 @@ impl Publisher {
             if self.consumable.is_none() && self.drops_capacity(api, &steps).await? {
                 continue;
             }
+            if self.partitionable.is_none() && self.drops_counters(api, &steps).await? {
+                continue;
+            }
             self.carry_out(api, steps).await?;
         }
         Ok(())
+    }
+
+    /// Leaves out what the server drops in silence.
+    fn as_the_server_keeps(&self, mut wanted: Vec<Slice>) -> Vec<Slice> {
+        if self.consumable == Some(false) {
+            wanted = without_shared(wanted);
+        }
+        if self.partitionable == Some(false) {
+            wanted = without_counters(wanted);
+        }
+        wanted
     }
 
     /// Checks by a dry run if the server drops the fields that make a GPU shareable.
@@ -222,20 +230,47 @@ impl Publisher {
         let Some(slice) = steps.create.iter().chain(&steps.update).find(|slice| has_shared(slice)) else {
             return Ok(false);
         };
-        let mut probe = slice.clone();
-        probe.metadata.uid = None;
-        probe.metadata.resource_version = None;
-        probe.metadata.name = None;
-        probe.metadata.generate_name.get_or_insert_with(|| "vgpu-probe-".into());
-        let answer = api.create(&probe, true).await?;
-        self.note_consumable(keeps_capacity(plan::devices(&probe), plan::devices(&answer)));
+        let answer = dry_run(api, slice).await?;
+        self.note_consumable(keeps_capacity(plan::devices(slice), plan::devices(&answer)));
         Ok(self.consumable == Some(false))
+    }
+
+    /// Checks by a dry run if the server drops the counters of instances that claims make.
+    async fn drops_counters<S: Slices>(&mut self, api: &S, steps: &Plan) -> Result<bool, Error> {
+        let has_counters = |slice: &&ResourceSlice| !plan::counters(slice).is_empty();
+        let Some(slice) = steps.create.iter().chain(&steps.update).find(has_counters) else {
+            return Ok(false);
+        };
+        let answer = dry_run(api, slice).await?;
+        self.note_partitionable(keeps_counters(slice, &answer));
+        Ok(self.partitionable == Some(false))
+    }
+
+    fn note_partitionable(&mut self, kept: bool) {
+        if !kept {
+            tracing::error!(
+                "the API server drops shared counters, so instances that exclude each other would be allocated together; \
+                 publishing no instances for claims to make: switch the feature gate DRAPartitionableDevices on in \
+                 kube-apiserver and kube-scheduler, or set the chart's mig.dynamic to \"off\""
+            );
+        }
+        self.partitionable = Some(kept);
+    }
+
+    /// Has the server show again whether it keeps what it has dropped.
+    fn ask_again(&mut self) {
+        self.consumable = self.consumable.filter(|is_kept| *is_kept);
+        self.partitionable = self.partitionable.filter(|is_kept| *is_kept);
+        self.host_memory.ask_again();
     }
 
     /// The feature of the API server without which the devices cannot be published as they are.
     fn missing_feature(&self) -> Result<(), String> {
         match (self.consumable, self.untainted) {
             (Some(false), _) => Err("the API server drops consumable capacity (DRAConsumableCapacity)".into()),
+            _ if self.partitionable == Some(false) => {
+                Err("the API server drops shared counters (DRAPartitionableDevices)".into())
+            }
             (_, true) => Err("the API server drops device taints (DRADeviceTaints)".into()),
             _ => Ok(()),
         }
@@ -297,9 +332,12 @@ impl Publisher {
     }
 
     fn written(&mut self, sent: &ResourceSlice, answer: ResourceSlice) {
-        learn(&mut self.stored, plan::devices(sent), &answer);
+        learn(&mut self.stored, sent, &answer);
         if has_shared(sent) && !keeps_capacity(plan::devices(sent), plan::devices(&answer)) {
             self.note_consumable(false);
+        }
+        if !keeps_counters(sent, &answer) {
+            self.note_partitionable(false);
         }
         if let Some(listing) = &mut self.listing {
             newer(listing, answer.clone());
@@ -329,14 +367,11 @@ pub async fn run<S: Slices>(
             },
             changed = gate.changed() => if changed.is_err() { return },
             () = sleep_until(attempts.next) => {
-                if publisher.consumable == Some(false) {
-                    publisher.consumable = None;
-                }
-                publisher.host_memory.ask_again();
+                publisher.ask_again();
             }
         }
         let now = gate.now();
-        let Some(devices) = publisher.devices(&owner, &now) else {
+        let Some(slices) = publisher.slices(&owner, &now) else {
             if now == Wanted::NoDriver && publisher.synced() {
                 readiness.idle(PART, "no driver on this node, so no GPU to publish".into());
             }
@@ -348,7 +383,7 @@ pub async fn run<S: Slices>(
             continue;
         }
         let before = publisher.writes;
-        let result = publisher.reconcile(&api, &mut owner, &devices).await;
+        let result = publisher.reconcile(&api, &mut owner, &slices).await;
         metrics.slice_writes.inc_by(publisher.writes - before);
         match result {
             Ok(()) => {
@@ -399,6 +434,25 @@ impl Attempts {
     fn must_wait(&self) -> bool {
         self.failures > 0 && Instant::now() < self.next
     }
+}
+
+/// Has the server say what it would store for a slice.
+async fn dry_run<S: Slices>(api: &S, slice: &ResourceSlice) -> Result<ResourceSlice, Error> {
+    let mut probe = slice.clone();
+    probe.metadata.uid = None;
+    probe.metadata.resource_version = None;
+    probe.metadata.name = None;
+    probe.metadata.generate_name.get_or_insert_with(|| "vgpu-probe-".into());
+    api.create(&probe, true).await
+}
+
+/// Returns true if the API server kept the counters of `sent`, and what devices take from them.
+fn keeps_counters(sent: &ResourceSlice, stored: &ResourceSlice) -> bool {
+    let takes = |slice: &ResourceSlice| {
+        let devices = plan::devices(slice).iter();
+        devices.filter(|device| device.consumes_counters.is_some()).count()
+    };
+    plan::counters(stored).len() == plan::counters(sent).len() && takes(stored) == takes(sent)
 }
 
 fn has_shared(slice: &ResourceSlice) -> bool {

@@ -2,12 +2,13 @@
 //!
 //! The scheduler uses only the highest generation of a pool, and only if all its slices exist. So one changed
 //! slice is updated in place; anything more (a slice created, deleted, or two changed) gets a new generation
-//! on all slices, and the scheduler ignores the pool until the last one is written. GPUs, instances and monitors are pools
-//! with generations of their own.
+//! on all slices, and the scheduler ignores the pool until the last one is written. GPUs, instances, monitors and each GPU's
+//! instances that claims make are pools with generations of their own.
 
-use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
+use crate::publish::slice::Slice;
+use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vgpu_api::{DRIVER_NAME, Pools};
 
 /// The node and the pools to which the slices belong.
@@ -26,21 +27,30 @@ pub struct Plan {
     pub create: Vec<ResourceSlice>,
 }
 
-/// The devices that the API server stored for those that were sent, both as JSON. Fields that it drops or
-/// writes differently must not be sent again and again.
+/// What the API server stored for devices and counters that were sent, both as JSON. Fields that it drops or writes differently
+/// must not be sent again and again.
 pub type Stored = BTreeMap<String, String>;
 
 // === impl Owner ===
 
 impl Owner {
-    /// The pool of a slice with these devices. Slices of releases that had one pool also contain monitors.
-    fn pool(&self, devices: &[Device]) -> &str {
-        let mut pools = devices.iter().map(|device| self.pools.of_device(&device.name));
-        let first = pools.next().unwrap_or(&self.pools.gpus);
-        match pools.all(|pool| pool == first) {
-            true => first,
-            false => &self.pools.gpus,
-        }
+    fn pool(&self, slice: &Slice) -> String {
+        format!("{}/{}", self.node, slice.pool)
+    }
+
+    /// What a slice of one of this node's pools says. None: it is of another pool.
+    fn read(&self, slice: &ResourceSlice) -> Option<Slice> {
+        let pool = slice.spec.pool.name.strip_prefix(&self.node)?.strip_prefix('/')?;
+        Some(Slice {
+            counters: counters(slice).to_vec(),
+            ..Slice::new(pool, devices(slice).to_vec())
+        })
+    }
+
+    /// The names of this node's pools that have slices.
+    fn pools_of<'a>(&self, existing: impl IntoIterator<Item = &'a ResourceSlice>) -> BTreeSet<String> {
+        let names = existing.into_iter().map(|slice| slice.spec.pool.name.clone());
+        names.filter(|name| self.pools.contains(name)).collect()
     }
 }
 
@@ -61,21 +71,22 @@ impl Plan {
 
 /// Returns the writes that turn `existing` into `wanted`. All slices are of this driver and node.
 #[must_use]
-pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], stored: &Stored) -> Plan {
+pub fn plan(owner: &Owner, wanted: &[Slice], existing: &[ResourceSlice], stored: &Stored) -> Plan {
     let is_stray = |slice: &&ResourceSlice| !owner.pools.contains(&slice.spec.pool.name);
     let mut plan = Plan {
         delete: existing.iter().filter(is_stray).cloned().collect(),
         ..Plan::default()
     };
-    for pool in owner.pools.all() {
-        let wanted = wanted.iter().map(Vec::as_slice);
-        let wanted: Vec<&[Device]> = wanted.filter(|devices| owner.pool(devices) == pool).collect();
-        plan.append(plan_pool(owner, pool, &wanted, existing, stored));
+    let mut pools = owner.pools_of(existing);
+    pools.extend(wanted.iter().map(|slice| owner.pool(slice)));
+    for pool in pools {
+        let wanted: Vec<&Slice> = wanted.iter().filter(|slice| owner.pool(slice) == pool).collect();
+        plan.append(plan_pool(owner, &pool, &wanted, existing, stored));
     }
     plan
 }
 
-fn plan_pool(owner: &Owner, pool: &str, wanted: &[&[Device]], existing: &[ResourceSlice], stored: &Stored) -> Plan {
+fn plan_pool(owner: &Owner, pool: &str, wanted: &[&Slice], existing: &[ResourceSlice], stored: &Stored) -> Plan {
     let of_pool = of_pool(pool, existing);
     let newest = newest(&of_pool).unwrap_or(0);
     let current = |slice: &&ResourceSlice| slice.spec.pool.generation == newest;
@@ -92,11 +103,11 @@ fn plan_pool(owner: &Owner, pool: &str, wanted: &[&[Device]], existing: &[Resour
     };
     let count = wanted.len() as i64;
     let fits = |slice: &ResourceSlice| slice.spec.pool.resource_slice_count == count;
-    let changed = |devices: &[Device], slice: &ResourceSlice| !is_stored(devices, slice, stored) || !fits(slice);
+    let changed = |wanted: &Slice, slice: &ResourceSlice| !is_stored(wanted, slice, stored) || !fits(slice);
     let pairs = || matched.iter().zip(wanted);
     let creates = pairs().filter(|(found, _)| found.is_none()).count();
     let updates = pairs()
-        .filter(|(found, devices)| found.is_some_and(|slice| changed(devices, slice)))
+        .filter(|(found, wanted)| found.is_some_and(|slice| changed(wanted, slice)))
         .count();
     let deletes = plan.delete.iter().filter(current).count();
     // Without a stored slice there is no generation to replace.
@@ -105,11 +116,11 @@ fn plan_pool(owner: &Owner, pool: &str, wanted: &[&[Device]], existing: &[Resour
     } else {
         newest
     };
-    for (found, devices) in pairs() {
+    for (found, wanted) in pairs() {
         match found {
-            None => plan.create.push(slice(owner, pool, devices, next, count)),
-            Some(old) if next != newest || changed(devices, old) => {
-                let mut new = slice(owner, pool, devices, next, count);
+            None => plan.create.push(slice(owner, pool, wanted, next, count)),
+            Some(old) if next != newest || changed(wanted, old) => {
+                let mut new = slice(owner, pool, wanted, next, count);
                 new.metadata = old.metadata.clone();
                 new.metadata.managed_fields = None;
                 plan.update.push(new);
@@ -123,17 +134,17 @@ fn plan_pool(owner: &Owner, pool: &str, wanted: &[&[Device]], existing: &[Resour
 /// Matches each wanted slice with the existing one that is equal, else with the one that has most devices in common. Those
 /// are taken out of `left`.
 fn matched<'a>(
-    wanted: &[&[Device]],
+    wanted: &[&Slice],
     left: &mut Vec<&'a ResourceSlice>,
     stored: &Stored,
 ) -> Vec<Option<&'a ResourceSlice>> {
     let mut matched: Vec<Option<&ResourceSlice>> = vec![None; wanted.len()];
-    for (place, devices) in matched.iter_mut().zip(wanted) {
-        let equal = left.iter().position(|slice| is_stored(devices, slice, stored));
+    for (place, wanted) in matched.iter_mut().zip(wanted) {
+        let equal = left.iter().position(|slice| is_stored(wanted, slice, stored));
         *place = equal.map(|at| left.swap_remove(at));
     }
-    for (place, devices) in matched.iter_mut().zip(wanted).filter(|(place, _)| place.is_none()) {
-        let common = left.iter().map(|slice| in_common(devices, slice));
+    for (place, wanted) in matched.iter_mut().zip(wanted).filter(|(place, _)| place.is_none()) {
+        let common = left.iter().map(|slice| in_common(wanted, slice));
         let alike = common.zip(0..).max().filter(|(common, _)| *common > 0);
         *place = alike.map(|(_, at)| left.swap_remove(at));
     }
@@ -143,16 +154,17 @@ fn matched<'a>(
 /// The devices of all pools' newest generations.
 #[must_use]
 pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device> {
-    let slices = owner.pools.all().into_iter().flat_map(|pool| current(pool, existing));
+    let pools = owner.pools_of(existing);
+    let slices = pools.iter().flat_map(|pool| current(pool, existing));
     slices.flat_map(devices).cloned().collect()
 }
 
-/// The devices of each slice that the scheduler uses. None: there is no slice, or one of a pool is missing.
+/// What the slices that the scheduler uses say. None: there is no slice, or one of a pool is missing.
 #[must_use]
-pub fn used_devices(owner: &Owner, existing: &[ResourceSlice]) -> Option<Vec<Vec<Device>>> {
+pub fn used_slices(owner: &Owner, existing: &[ResourceSlice]) -> Option<Vec<Slice>> {
     let mut used = Vec::new();
-    for pool in owner.pools.all() {
-        let current = current(pool, existing);
+    for pool in owner.pools_of(existing) {
+        let current = current(&pool, existing);
         let count = current.len() as i64;
         if current
             .iter()
@@ -160,7 +172,7 @@ pub fn used_devices(owner: &Owner, existing: &[ResourceSlice]) -> Option<Vec<Vec
         {
             return None;
         }
-        used.extend(current.into_iter().map(|slice| devices(slice).to_vec()));
+        used.extend(current.into_iter().filter_map(|slice| owner.read(slice)));
     }
     (!used.is_empty()).then_some(used)
 }
@@ -181,12 +193,12 @@ fn newest(slices: &[&ResourceSlice]) -> Option<i64> {
     slices.iter().map(|slice| slice.spec.pool.generation).max()
 }
 
-/// Records the devices that the API server stored for `sent`.
-pub fn learn(stored: &mut Stored, sent: &[Device], answer: &ResourceSlice) {
-    stored.insert(json(sent), json(devices(answer)));
+/// Records what the API server stored for `sent`.
+pub fn learn(stored: &mut Stored, sent: &ResourceSlice, answer: &ResourceSlice) {
+    stored.insert(json_of(sent), json_of(answer));
 }
 
-pub(super) fn slice(owner: &Owner, pool: &str, devices: &[Device], generation: i64, count: i64) -> ResourceSlice {
+pub(super) fn slice(owner: &Owner, pool: &str, wanted: &Slice, generation: i64, count: i64) -> ResourceSlice {
     ResourceSlice {
         metadata: ObjectMeta {
             generate_name: Some(format!("{}-{DRIVER_NAME}-", owner.node)),
@@ -208,31 +220,41 @@ pub(super) fn slice(owner: &Owner, pool: &str, devices: &[Device], generation: i
                 name: pool.to_owned(),
                 resource_slice_count: count,
             },
-            devices: Some(devices.to_vec()),
+            devices: (!wanted.devices.is_empty()).then(|| wanted.devices.clone()),
+            shared_counters: (!wanted.counters.is_empty()).then(|| wanted.counters.clone()),
             ..ResourceSliceSpec::default()
         },
     }
 }
 
-/// Returns true if `slice` has the devices that the server stores for `devices`.
-fn is_stored(wanted: &[Device], slice: &ResourceSlice, stored: &Stored) -> bool {
-    let (wanted, found) = (json(wanted), json(devices(slice)));
+/// Returns true if `slice` has what the server stores for `wanted`.
+fn is_stored(wanted: &Slice, slice: &ResourceSlice, stored: &Stored) -> bool {
+    let (wanted, found) = (json(&wanted.devices, &wanted.counters), json_of(slice));
     wanted == found || stored.get(&wanted) == Some(&found)
 }
 
-fn in_common(wanted: &[Device], slice: &ResourceSlice) -> usize {
+fn in_common(wanted: &Slice, slice: &ResourceSlice) -> usize {
     let has = |device: &&Device| devices(slice).iter().any(|found| found.name == device.name);
-    wanted.iter().filter(has).count()
+    let has_set = |set: &&CounterSet| counters(slice).iter().any(|found| found.name == set.name);
+    wanted.devices.iter().filter(has).count() + wanted.counters.iter().filter(has_set).count()
 }
 
 pub(super) fn devices(slice: &ResourceSlice) -> &[Device] {
     slice.spec.devices.as_deref().unwrap_or_default()
 }
 
+pub(super) fn counters(slice: &ResourceSlice) -> &[CounterSet] {
+    slice.spec.shared_counters.as_deref().unwrap_or_default()
+}
+
+fn json_of(slice: &ResourceSlice) -> String {
+    json(devices(slice), counters(slice))
+}
+
 /// Maps are sorted, so equal devices have equal text; quantities are written as the server writes them.
-fn json(devices: &[Device]) -> String {
+fn json(devices: &[Device], counters: &[CounterSet]) -> String {
     // Every Device can be written as JSON.
-    serde_json::to_string(devices).unwrap_or_default()
+    serde_json::to_string(&(devices, counters)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 use super::*;
 use crate::publish::inventory::Inventory;
+use crate::publish::inventory::dynamic::tests::divided;
 use crate::publish::inventory::tests::gpu;
-use crate::publish::slice::slices;
 use crate::publish::slice::tests::WHOLE;
+use crate::publish::slice::{Slice, slices};
 
 pub(crate) fn owner() -> Owner {
     Owner {
@@ -13,14 +14,15 @@ pub(crate) fn owner() -> Owner {
 }
 
 /// Slices of one GPU each, and one slice of all monitors.
-fn wanted(count: u32) -> Vec<Vec<Device>> {
-    let mut all: Vec<Vec<Device>> = (0..count).map(|index| of(index).swap_remove(0)).collect();
-    all.extend((count > 0).then(|| (0..count).flat_map(|index| of(index).swap_remove(1)).collect()));
+fn wanted(count: u32) -> Vec<Slice> {
+    let mut all: Vec<Slice> = (0..count).map(|index| of(index).swap_remove(0)).collect();
+    let monitors: Vec<Device> = (0..count).flat_map(|index| of(index).swap_remove(1).devices).collect();
+    all.extend((count > 0).then(|| Slice::new("vgpu-monitor", monitors)));
     all
 }
 
 /// The slices of a node with one GPU: the GPU's, and its monitor's.
-fn of(index: u32) -> Vec<Vec<Device>> {
+fn of(index: u32) -> Vec<Slice> {
     slices(&Inventory::new(vec![gpu(index)]), WHOLE)
 }
 
@@ -42,7 +44,7 @@ fn generations(slices: &[ResourceSlice]) -> Vec<i64> {
 }
 
 /// Asserts that after one plan nothing is left to do, and the pool is complete.
-fn settles(wanted: &[Vec<Device>], existing: &[ResourceSlice]) -> Vec<ResourceSlice> {
+fn settles(wanted: &[Slice], existing: &[ResourceSlice]) -> Vec<ResourceSlice> {
     let after = done(&plan(&owner(), wanted, existing, &Stored::new()), existing);
     assert!(plan(&owner(), wanted, &after, &Stored::new()).is_empty());
     assert_eq!(after.len(), wanted.len());
@@ -79,12 +81,12 @@ fn nothing_published_creates_all_with_their_owner() {
 fn one_change_keeps_the_generation_and_more_take_a_new_one() {
     let existing = settles(&wanted(2), &[]);
     let mut changed = wanted(2);
-    changed[1][0].attributes = None;
+    changed[1].devices[0].attributes = None;
     let one = plan(&owner(), &changed, &existing, &Stored::new());
     assert_eq!((one.update.len(), generations(&one.update)[0]), (1, 1));
     assert_eq!(one.update[0].metadata.uid, existing[1].metadata.uid);
     settles(&changed, &existing);
-    changed[0][0].attributes = None;
+    changed[0].devices[0].attributes = None;
     let two = plan(&owner(), &changed, &existing, &Stored::new());
     assert_eq!(generations(&two.update), [2, 2]);
     settles(&changed, &existing);
@@ -130,24 +132,58 @@ fn what_the_server_writes_differently_is_adopted() {
     let again = plan(&owner(), &wanted(1), &answers, &Stored::new());
     assert_eq!(again.update.len(), 1, "not known yet");
     let mut stored = Stored::new();
-    learn(&mut stored, &wanted(1)[0], &answers[0]);
+    learn(&mut stored, &again.update[0], &answers[0]);
     assert!(plan(&owner(), &wanted(1), &answers, &stored).is_empty());
 }
 
 /// As an instance from before the monitors had a pool of their own published it.
 #[test]
 fn a_pool_with_gpus_and_monitors_is_split() {
-    let both = wanted(2).concat();
-    let mixed = slice(&owner(), "n1/vgpu", &both, 4, 1);
+    let both: Vec<Device> = wanted(2).into_iter().flat_map(|slice| slice.devices).collect();
+    let mixed = slice(&owner(), "n1/vgpu", &Slice::new("vgpu", both.clone()), 4, 1);
     let existing = [mixed];
     // While the driver is silent, the devices are written back as they are.
-    let used = used_devices(&owner(), &existing).expect("whole");
+    let used = used_slices(&owner(), &existing).expect("whole");
     assert!(plan(&owner(), &used, &existing, &Stored::new()).is_empty());
-    let split = [both[..2].to_vec(), both[2..].to_vec()];
+    let split = [
+        Slice::new("vgpu", both[..2].to_vec()),
+        Slice::new("vgpu-monitor", both[2..].to_vec()),
+    ];
     let steps = plan(&owner(), &split, &existing, &Stored::new());
     assert_eq!(generations(&steps.update), [4], "the GPUs are never gone");
     assert_eq!(generations(&steps.create), [1]);
     settles(&split, &existing);
+}
+
+/// Each GPU on which claims make instances has a pool of its own, whose generation is no other pool's.
+#[test]
+fn a_pool_with_counters_is_planned_as_the_others_and_read_back_while_the_driver_is_silent() {
+    let dynamic = vec![divided(&[], &[])];
+    let inventory = Inventory::new(vec![gpu(1)]).with_dynamic(dynamic, BTreeMap::new());
+    let wanted = slices(&inventory, WHOLE);
+    let existing = settles(&wanted, &[]);
+    let pools: BTreeSet<&str> = existing.iter().map(|slice| slice.spec.pool.name.as_str()).collect();
+    assert_eq!(
+        pools,
+        BTreeSet::from(["n1/vgpu", "n1/vgpu-mig-3f8a1c20", "n1/vgpu-monitor"])
+    );
+    let mut used = used_slices(&owner(), &existing).expect("whole");
+    used.sort_by_key(|slice| wanted.iter().position(|other| other == slice));
+    assert_eq!(used, wanted);
+    // One counter fewer is one update; one of two slices gone, and the pool is written anew.
+    let mut changed = wanted.clone();
+    changed[2].counters[0].counters.remove("ofa");
+    let one = plan(&owner(), &changed, &existing, &Stored::new());
+    assert_eq!((one.update.len(), one.create.len(), one.delete.len()), (1, 0, 0));
+    let without: Vec<ResourceSlice> = existing
+        .iter()
+        .filter(|slice| counters(slice).is_empty())
+        .cloned()
+        .collect();
+    assert_eq!(used_slices(&owner(), &without), None, "a pool that is not whole");
+    settles(&wanted, &without);
+    // The feature is switched off: the pool goes.
+    settles(&wanted[..2], &existing);
 }
 
 proptest::proptest! {

@@ -9,7 +9,7 @@
 //! works. Where the file is removed while an instance has it, another one may lock a new file; the first notices within 10
 //! s and leaves the work to that one.
 
-use k8s_openapi::api::resource::v1::Device;
+use crate::publish::slice::Slice;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
@@ -29,8 +29,7 @@ pub enum Wanted {
     NoDriver,
     /// The driver has not answered yet. Existing slices stay, with a taint.
     Silent,
-    /// The devices of each slice.
-    Slices(Vec<Vec<Device>>),
+    Slices(Vec<Slice>),
 }
 
 /// This instance's hold on the lock.

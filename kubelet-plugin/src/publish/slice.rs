@@ -4,14 +4,19 @@
 //! error. Only values that the machine does not have (PCI root, NUMA node, NVLink) are left out. All values are
 //! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
-use crate::publish::inventory::{Gpu, Inventory, Unavailable};
-use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceTaint};
+use crate::publish::inventory::{DynamicGpu, Gpu, Inventory, Unavailable};
+use k8s_openapi::api::resource::v1::{
+    Counter, CounterSet, Device, DeviceAttribute, DeviceCounterConsumption, DeviceTaint,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use vgpu_api::capacity::{MEMORY, MULTIPROCESSORS};
 use vgpu_api::slice::{self, MAX_DEVICES};
-use vgpu_api::{DRIVER_NAME, INSTANCE_PREFIX, MONITOR_SUFFIX, device_type};
+use vgpu_api::{DRIVER_NAME, INSTANCE_PREFIX, MONITOR_SUFFIX, device_type, pool};
+use vgpu_mig::candidates;
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::gpus::Placement;
+use vgpu_quantity::format_bytes;
 
 /// The effect of a taint that only informs.
 const NO_EFFECT: &str = "None";
@@ -27,28 +32,115 @@ pub struct Sharing {
     pub of_instances: bool,
 }
 
-/// Returns the devices of each slice: first the GPUs by index, which is the order in which the scheduler allocates them,
-/// then the instances and the monitors. Each kind has a pool of its own.
+/// What a ResourceSlice says of the node: devices, or counters that devices of its pool take from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Slice {
+    /// The name of its pool after the node's name and a slash.
+    pub pool: String,
+    pub devices: Vec<Device>,
+    /// Kubernetes takes them in slices without devices alone.
+    pub counters: Vec<CounterSet>,
+}
+
+/// Returns the slices: first those of the GPUs by index, which is the order in which the scheduler allocates them, then those of
+/// the instances and the monitors. Each kind has a pool of its own, and so has each GPU whose instances claims make.
 #[must_use]
-pub fn slices(inventory: &Inventory, sharing: Sharing) -> Vec<Vec<Device>> {
+pub fn slices(inventory: &Inventory, sharing: Sharing) -> Vec<Slice> {
     let all = inventory.by_index();
-    let held = all.iter().map(|(name, gpu)| {
-        let why = inventory.unavailable(&gpu.uuid);
-        let why = why.map(|why| taint(why.name(), None, "NoSchedule"));
-        let faults = inventory.faults(&gpu.uuid).iter();
-        let faults = faults.map(|fault| taint(fault.reason.name(), Some(&fault.value), fault.effect()));
-        let taints: Vec<DeviceTaint> = why.into_iter().chain(faults).collect();
-        Device {
-            taints: (!taints.is_empty()).then_some(taints),
-            ..held(name, gpu, sharing)
-        }
+    let held = all.iter().map(|(name, gpu)| Device {
+        taints: taints(inventory, &gpu.uuid),
+        ..held(name, gpu, sharing)
     });
     let (instances, gpus): (Vec<Device>, Vec<Device>) = held.partition(is_instance);
     let whole = all.iter().filter(|(_, gpu)| gpu.mig.is_none());
     let monitors: Vec<Device> = whole.map(|(name, gpu)| monitor(name, gpu)).collect();
-    let pools = [&gpus, &instances, &monitors].into_iter();
-    let slices = pools.flat_map(|pool| pool.chunks(MAX_DEVICES));
-    slices.map(<[Device]>::to_vec).collect()
+    let pools = [
+        (pool::GPUS, &gpus),
+        (pool::INSTANCES, &instances),
+        (pool::MONITORS, &monitors),
+    ];
+    let slices = pools.into_iter().flat_map(|(pool, devices)| {
+        let slices = devices.chunks(MAX_DEVICES);
+        slices.map(|devices| Slice::new(pool, devices.to_vec()))
+    });
+    let mut slices: Vec<Slice> = slices.collect();
+    for dynamic in inventory.dynamic() {
+        slices.extend(of_dynamic(inventory, dynamic, sharing));
+    }
+    slices
+}
+
+/// The pool of a GPU on which claims make instances.
+fn of_dynamic(inventory: &Inventory, dynamic: &DynamicGpu, sharing: Sharing) -> Vec<Slice> {
+    let DynamicGpu { gpu, pool: offered } = dynamic;
+    let pool = format!("{}-{}", pool::INSTANCES, candidates::short(&gpu.uuid));
+    let counters = Slice {
+        counters: vec![CounterSet {
+            name: offered.counter_set.clone(),
+            counters: counted(&offered.counters),
+        }],
+        ..Slice::new(&pool, Vec::new())
+    };
+    let device = |candidate: &candidates::Candidate| {
+        let consumption = DeviceCounterConsumption {
+            counter_set: offered.counter_set.clone(),
+            counters: counted(&candidate.consumes),
+            ..DeviceCounterConsumption::default()
+        };
+        Device {
+            consumes_counters: Some(vec![consumption]),
+            taints: taints(inventory, &gpu.uuid),
+            ..held(&candidate.name, &dynamic.instance(candidate), sharing)
+        }
+    };
+    let slices = offered.slices();
+    let slices = slices.map(|candidates| Slice::new(&pool, candidates.iter().map(device).collect()));
+    [counters].into_iter().chain(slices).collect()
+}
+
+fn counted(counters: &[candidates::Counter]) -> BTreeMap<String, Counter> {
+    let value = |counter: &candidates::Counter| match counter.name.as_str() {
+        "memory" => format_bytes(counter.value),
+        _ => counter.value.to_string(),
+    };
+    let all = counters.iter().map(|counter| {
+        let value = Quantity(value(counter));
+        (counter.name.clone(), Counter { value })
+    });
+    all.collect()
+}
+
+/// The taints of a GPU and of its instances.
+fn taints(inventory: &Inventory, uuid: &str) -> Option<Vec<DeviceTaint>> {
+    let why = inventory.unavailable(uuid);
+    let why = why.map(|why| taint(why.name(), None, "NoSchedule"));
+    let faults = inventory.faults(uuid).iter();
+    let faults = faults.map(|fault| taint(fault.reason.name(), Some(&fault.value), fault.effect()));
+    let taints: Vec<DeviceTaint> = why.into_iter().chain(faults).collect();
+    (!taints.is_empty()).then_some(taints)
+}
+
+// === impl Slice ===
+
+impl Slice {
+    #[must_use]
+    pub fn new(pool: &str, devices: Vec<Device>) -> Self {
+        Self {
+            pool: pool.to_owned(),
+            devices,
+            counters: Vec::new(),
+        }
+    }
+}
+
+/// The devices of all slices.
+pub fn devices(slices: &[Slice]) -> impl Iterator<Item = &Device> {
+    slices.iter().flat_map(|slice| &slice.devices)
+}
+
+/// The devices of all slices, to be changed.
+pub fn devices_mut(slices: &mut [Slice]) -> impl Iterator<Item = &mut Device> {
+    slices.iter_mut().flat_map(|slice| &mut slice.devices)
 }
 
 fn is_instance(device: &Device) -> bool {
@@ -57,9 +149,9 @@ fn is_instance(device: &Device) -> bool {
 
 /// Adds the taint of a driver that does not answer to the published devices that lack it.
 #[must_use]
-pub fn silenced(mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
+pub fn silenced(mut slices: Vec<Slice>) -> Vec<Slice> {
     let silent = taint(Unavailable::Silent(String::new()).name(), None, "NoSchedule");
-    for device in slices.iter_mut().flatten().filter(|device| is_held(device)) {
+    for device in devices_mut(&mut slices).filter(|device| is_held(device)) {
         let taints = device.taints.get_or_insert_default();
         if !taints.iter().any(|taint| taint.key == silent.key) {
             taints.push(silent.clone());
@@ -77,15 +169,30 @@ pub fn is_held(device: &Device) -> bool {
 /// Removes the GPUs, which need consumable capacity: an API server without it would drop the fields that make them shareable,
 /// and the scheduler would allocate a GPU whole. Instances can be allocated whole.
 #[must_use]
-pub fn without_shared(slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
+pub fn without_shared(mut slices: Vec<Slice>) -> Vec<Slice> {
     let without = |device: Device| match device.allow_multiple_allocations {
         Some(true) => is_instance(&device).then(|| whole(device)),
         _ => Some(device),
     };
-    let kept = slices
-        .into_iter()
-        .map(|devices| devices.into_iter().filter_map(without).collect());
-    kept.filter(|devices: &Vec<Device>| !devices.is_empty()).collect()
+    for slice in &mut slices {
+        slice.devices = std::mem::take(&mut slice.devices)
+            .into_iter()
+            .filter_map(without)
+            .collect();
+    }
+    slices.retain(|slice| !slice.devices.is_empty() || !slice.counters.is_empty());
+    slices
+}
+
+/// Removes the pools with counters. An API server without partitionable devices would drop the counters, and the scheduler would
+/// allocate instances that exclude each other.
+#[must_use]
+pub fn without_counters(mut slices: Vec<Slice>) -> Vec<Slice> {
+    slices.retain(|slice| {
+        let takes = |device: &Device| device.consumes_counters.is_some();
+        slice.counters.is_empty() && !slice.devices.iter().any(takes)
+    });
+    slices
 }
 
 /// An instance as a device that one claim takes.
@@ -117,8 +224,8 @@ pub fn keeps_capacity(sent: &[Device], stored: &[Device]) -> bool {
 
 /// Removes the taints with the effect None, which API servers before Kubernetes 1.36 may refuse.
 #[must_use]
-pub fn without_information(mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
-    for device in slices.iter_mut().flatten() {
+pub fn without_information(mut slices: Vec<Slice>) -> Vec<Slice> {
+    for device in devices_mut(&mut slices) {
         if let Some(taints) = &mut device.taints {
             taints.retain(|taint| taint.effect != NO_EFFECT);
         }
@@ -129,11 +236,8 @@ pub fn without_information(mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
 
 /// Returns true if a device has a taint with the effect None.
 #[must_use]
-pub fn has_information(slices: &[Vec<Device>]) -> bool {
-    let mut taints = slices
-        .iter()
-        .flatten()
-        .flat_map(|device| device.taints.iter().flatten());
+pub fn has_information(slices: &[Slice]) -> bool {
+    let mut taints = devices(slices).flat_map(|device| device.taints.iter().flatten());
     taints.any(|taint| taint.effect == NO_EFFECT)
 }
 
@@ -201,7 +305,7 @@ pub(crate) const ATTRIBUTES: [Attribute; 18] = [
     },
     Attribute {
         name: "uuid",
-        about: "the GPU's UUID, as nvidia-smi prints it; of an instance its own, which begins with `MIG-`",
+        about: "the GPU's UUID, as nvidia-smi prints it; of an instance its own, which begins with `MIG-`; of one that a claim makes the GPU's",
         value: |_, gpu| string(&gpu.uuid),
     },
     Attribute {
@@ -340,6 +444,8 @@ fn cut(text: &str) -> &str {
 #[cfg(test)]
 mod document_tests;
 #[cfg(test)]
+mod dynamic_tests;
+#[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::publish::inventory::tests::{gpu, instance};
@@ -370,8 +476,8 @@ pub(crate) mod tests {
     fn a_gpu_is_the_device_that_was_tried() {
         let slices = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
         let tried: serde_json::Value = serde_json::from_str(TRIED).expect("JSON");
-        assert_eq!(serde_json::to_value(&slices[0][0]).expect("JSON"), tried);
-        let monitor = &slices[1][0];
+        assert_eq!(serde_json::to_value(&slices[0].devices[0]).expect("JSON"), tried);
+        let monitor = &slices[1].devices[0];
         assert_eq!(monitor.name, "gpu-3f8a1c20-monitor");
         assert_eq!(monitor.allow_multiple_allocations, None);
         assert_eq!(monitor.capacity, None);
@@ -382,11 +488,17 @@ pub(crate) mod tests {
         let uuid = "MIG-aaaabbbb-1111-5222-8333-444455556666";
         let inventory = Inventory::new(vec![gpu(0), instance(1, uuid)]);
         let all = slices(&inventory, WHOLE);
-        let names = |devices: &[Device]| devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>();
+        let names = |slice: &Slice| {
+            slice
+                .devices
+                .iter()
+                .map(|device| device.name.clone())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(names(&all[0]), ["gpu-3f8a1c20"]);
         assert_eq!(names(&all[1]), ["mig-aaaabbbb-3g-40gb-4"]);
         assert_eq!(names(&all[2]), ["gpu-3f8a1c20-monitor"], "an instance has none");
-        let device = serde_json::to_value(&all[1][0]).expect("JSON");
+        let device = serde_json::to_value(&all[1].devices[0]).expect("JSON");
         assert_eq!(device.get("allowMultipleAllocations"), None);
         let attribute = |name: &str| device["attributes"][name]["string"].clone();
         assert_eq!(attribute("type"), "mig");
@@ -400,7 +512,7 @@ pub(crate) mod tests {
         let kept = without_shared(all.clone());
         assert_eq!(names(&kept[0]), names(&all[1]), "it needs no consumable capacity");
         let silent = silenced(all);
-        assert!(silent[..2].iter().flatten().all(|device| device.taints.is_some()));
+        assert!(devices(&silent[..2]).all(|device| device.taints.is_some()));
 
         let of_instances = true;
         let shared = slices(&inventory, Sharing { of_instances, ..WHOLE });
@@ -408,7 +520,7 @@ pub(crate) mod tests {
             without_shared(shared.clone()),
             without_shared(slices(&inventory, WHOLE))
         );
-        let device = serde_json::to_value(&shared[1][0]).expect("JSON");
+        let device = serde_json::to_value(&shared[1].devices[0]).expect("JSON");
         assert_eq!(device["allowMultipleAllocations"], true);
         let capacity = &device["capacity"];
         assert_eq!(capacity["memory"]["value"], "40448Mi");
@@ -434,10 +546,13 @@ pub(crate) mod tests {
             })
         };
         let slices = slices(&Inventory::new(many(65).rev().collect()), WHOLE);
-        assert_eq!(slices.iter().map(Vec::len).collect::<Vec<_>>(), [64, 1, 64, 1]);
-        assert_eq!(slices[0][0].name, "gpu-00000000");
-        assert_eq!(slices[1][0].name, "gpu-00000040");
-        assert_eq!(slices[3][0].name, "gpu-00000040-monitor");
+        assert_eq!(
+            slices.iter().map(|slice| slice.devices.len()).collect::<Vec<_>>(),
+            [64, 1, 64, 1]
+        );
+        assert_eq!(slices[0].devices[0].name, "gpu-00000000");
+        assert_eq!(slices[1].devices[0].name, "gpu-00000040");
+        assert_eq!(slices[3].devices[0].name, "gpu-00000040-monitor");
     }
 
     #[test]
@@ -453,7 +568,7 @@ pub(crate) mod tests {
             ..gpu(0)
         };
         let slices = slices(&Inventory::new(vec![odd]), Sharing { shares: 4, ..WHOLE });
-        let capacity = slices[0][0].capacity.as_ref().expect("capacity");
+        let capacity = slices[0].devices[0].capacity.as_ref().expect("capacity");
         assert_eq!(capacity["memory"].value.0, "81559Mi");
         assert_eq!(capacity["shares"].value.0, "4");
     }
@@ -461,7 +576,7 @@ pub(crate) mod tests {
     #[test]
     fn dropped_fields_are_noticed() {
         let slices = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
-        let sent = &slices[0];
+        let sent = &slices[0].devices;
         assert!(keeps_capacity(sent, sent));
         let mut stored = sent.clone();
         stored[0].allow_multiple_allocations = None;
@@ -478,6 +593,6 @@ pub(crate) mod tests {
         assert!(!keeps_capacity(sent, &[]));
         let left = without_shared(slices.clone());
         assert_eq!(left.len(), 1);
-        assert!(left[0].iter().all(|device| device.name.ends_with("-monitor")));
+        assert!(left[0].devices.iter().all(|device| device.name.ends_with("-monitor")));
     }
 }

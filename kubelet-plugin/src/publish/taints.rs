@@ -19,7 +19,7 @@
 //! removes it once every device is published without one. While it exists, devices that are published again in
 //! scheduler mode start as `released`.
 
-use crate::publish::slice::is_held;
+use crate::publish::slice::{Slice, devices_mut, is_held};
 use k8s_openapi::api::resource::v1::{Device, DeviceTaint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
@@ -62,8 +62,7 @@ struct Mark {
 /// The devices to publish, with their taints.
 #[derive(Debug, PartialEq)]
 pub struct Tainted {
-    /// The devices of each slice.
-    pub devices: Vec<Vec<Device>>,
+    pub slices: Vec<Slice>,
     /// When to compute the taints again although nothing happened: a `released` taint ends then.
     pub until: Option<Instant>,
 }
@@ -95,14 +94,14 @@ impl Taints {
 
     /// Returns the wanted devices with the taints that they should have now. `stored` are this pool's devices in
     /// the API server.
-    pub fn apply(&mut self, wanted: &[Vec<Device>], stored: &[Device], now: Instant) -> Tainted {
+    pub fn apply(&mut self, wanted: &[Slice], stored: &[Device], now: Instant) -> Tainted {
         let stored: BTreeMap<&str, &Device> = stored.iter().map(|device| (&*device.name, device)).collect();
         let mut tainted = Tainted {
-            devices: wanted.to_vec(),
+            slices: wanted.to_vec(),
             until: None,
         };
         let mut seen = BTreeMap::new();
-        for device in tainted.devices.iter_mut().flatten().filter(|device| is_held(device)) {
+        for device in devices_mut(&mut tainted.slices).filter(|device| is_held(device)) {
             let stored = stored.get(&*device.name).copied();
             // Devices that are written back as they are stored have it already.
             if let Some(taints) = &mut device.taints {
@@ -236,8 +235,8 @@ mod tests {
     use super::*;
     use crate::publish::inventory::tests::gpu;
     use crate::publish::inventory::{Inventory, Unavailable};
-    use crate::publish::slice::slices;
     use crate::publish::slice::tests::WHOLE;
+    use crate::publish::slice::{devices, slices};
 
     struct Node {
         folder: tempfile::TempDir,
@@ -278,7 +277,8 @@ mod tests {
         fn publish(&mut self) -> Option<(String, i64)> {
             for _ in 0..4 {
                 let wanted = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
-                let mut devices = self.taints.apply(&wanted, &self.stored, self.now).devices.concat();
+                let tainted = self.taints.apply(&wanted, &self.stored, self.now);
+                let mut devices: Vec<Device> = devices(&tainted.slices).cloned().collect();
                 if devices == self.stored {
                     self.taints.confirm_stored(&self.stored);
                     let (shared, monitor) = (&self.stored[0], &self.stored[1]);
@@ -386,7 +386,10 @@ mod tests {
         let wanted = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
         for _ in 0..2 {
             let tainted = node.taints.apply(&wanted, &node.stored, node.now);
-            assert_eq!((of_allocator(&tainted.devices[0][0]), tainted.until), (None, None));
+            assert_eq!(
+                (of_allocator(&tainted.slices[0].devices[0]), tainted.until),
+                (None, None)
+            );
         }
         assert_eq!(node.publish(), None);
     }
@@ -414,15 +417,16 @@ mod tests {
     fn a_server_without_taints_is_noticed_and_other_taints_stay() {
         let mut node = Node::new(Allocator::Controller);
         let mut wanted = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
-        assert!(!node.taints.are_kept(&wanted.concat()));
+        let all: Vec<Device> = devices(&wanted).cloned().collect();
+        assert!(!node.taints.are_kept(&all));
         let health = DeviceTaint {
             key: "dra.vgpu/health".into(),
             ..taint("x", None)
         };
-        wanted[0][0].taints = Some(vec![health.clone()]);
-        let devices = node.taints.apply(&wanted, &[], node.now).devices;
+        wanted[0].devices[0].taints = Some(vec![health.clone()]);
+        let tainted = node.taints.apply(&wanted, &[], node.now).slices;
         assert_eq!(
-            devices[0][0].taints.as_ref().unwrap()[..],
+            tainted[0].devices[0].taints.as_ref().unwrap()[..],
             [health, taint(CONTROLLER, None)]
         );
     }
@@ -449,8 +453,8 @@ mod tests {
         for allocator in [Allocator::Scheduler, Allocator::Controller] {
             let folder = tempfile::tempdir().unwrap();
             let mut taints = Taints::new(allocator, folder.path().join("allocator")).unwrap();
-            let mut keys = |wanted: Vec<Vec<Device>>, stored: &[Device]| {
-                let tainted = taints.apply(&wanted, stored, Instant::now()).devices.remove(0);
+            let mut keys = |wanted: Vec<Slice>, stored: &[Device]| {
+                let tainted = taints.apply(&wanted, stored, Instant::now()).slices.remove(0).devices;
                 let found = tainted[0].taints.iter().flatten();
                 let found = found.map(|taint| (taint.key.clone(), taint.time_added.clone()));
                 (found.collect::<BTreeMap<_, _>>(), tainted)

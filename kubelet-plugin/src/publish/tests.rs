@@ -1,10 +1,13 @@
+mod counters;
+
 use super::plan::tests::owner;
 use super::taints::{Allocator, HANDOVER};
 use super::*;
 use crate::publish::inventory::Inventory;
 use crate::publish::inventory::tests::gpu;
-use crate::publish::slice::slices;
 use crate::publish::slice::tests::WHOLE;
+use crate::publish::slice::{Slice, slices};
+use k8s_openapi::api::resource::v1::Device;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
@@ -19,6 +22,8 @@ struct State {
     version: u64,
     /// Drops the fields of consumable capacity.
     gate_off: bool,
+    /// Drops shared counters.
+    no_counters: bool,
     /// Drops taints.
     no_taints: bool,
     /// Refuses taints with the effect None.
@@ -52,8 +57,7 @@ impl State {
         if self.fail {
             return Err(Error::Other("down".into()));
         }
-        if self.refuses_none
-            && crate::publish::slice::has_information(&[slice.spec.devices.clone().unwrap_or_default()])
+        if self.refuses_none && crate::publish::slice::has_information(&[Slice::new("", plan::devices(slice).to_vec())])
         {
             let text = "spec.devices[0].taints[0].effect: Unsupported value: \"None\" (422)";
             return Err(Error::Invalid(text.into()));
@@ -67,6 +71,9 @@ impl State {
             if self.drops_host_memory {
                 device.node_allocatable_resources = None;
             }
+        }
+        if self.no_counters {
+            counters::drop_from(&mut slice);
         }
         if self.gate_off {
             for device in slice.spec.devices.iter_mut().flatten() {
@@ -136,7 +143,7 @@ impl Slices for Memory {
     }
 }
 
-fn wanted(count: u32) -> Vec<Vec<Device>> {
+fn wanted(count: u32) -> Vec<Slice> {
     slices(&Inventory::new((0..count).map(gpu).collect()), WHOLE)
 }
 
@@ -154,7 +161,7 @@ fn synced() -> Publisher {
 }
 
 impl Publisher {
-    async fn publish(&mut self, api: &Memory, wanted: &[Vec<Device>]) {
+    async fn publish(&mut self, api: &Memory, wanted: &[Slice]) {
         self.reconcile(api, &mut owner(), wanted).await.expect("published");
     }
 }
@@ -472,7 +479,7 @@ fn tainted(api: &Memory) -> Vec<String> {
 }
 
 /// Two GPUs in a slice each, and their monitors in one each.
-fn two_slices() -> Vec<Vec<Device>> {
+fn two_slices() -> Vec<Slice> {
     let of = |index| slices(&Inventory::new(vec![gpu(index)]), WHOLE);
     [of(0), of(1)].concat()
 }

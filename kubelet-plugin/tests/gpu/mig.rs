@@ -3,6 +3,7 @@
 use crate::support::{Client, control, in_child, nvml, until};
 use vgpu_kubelet_plugin::nvml::{GpuDriver as _, Memory};
 use vgpu_kubelet_plugin::publish::inventory::{Gpus as _, List};
+use vgpu_mig::MigDriver as _;
 use vgpu_node::gpus::{Instance, Placement};
 
 /// Profile, place, memory in MiB and multiprocessors of each instance.
@@ -71,4 +72,31 @@ fn processes_of_an_instance_are_sampled_there_and_not_on_its_gpu() {
         let of = [&half, &eighth, parent].map(|uuid| sample.memory(uuid));
         of == [one.clone(), none.clone(), none.clone()]
     });
+}
+
+/// Memory and multiprocessors of the profile are those that devices are published with before their instance is made.
+#[test]
+fn the_child_makes_an_instance_which_is_what_its_profile_promised_and_destroys_it() {
+    let test = "mig::the_child_makes_an_instance_which_is_what_its_profile_promised_and_destroys_it";
+    let Some(state) = in_child(test) else { return };
+    std::fs::write(state.join("profile"), "mig = 1:\n").expect("written");
+    let nvml = nvml();
+    let list = nvml.list().expect("GPUs");
+    let [divided] = &list.divided[..] else {
+        panic!("{:?}", list.divided);
+    };
+    assert!(list.instances.is_empty() && divided.minor == Some(1), "{list:?}");
+    let gpu = divided.uuid.as_str();
+    let mut profiles = nvml.profiles(gpu).expect("profiles").into_iter();
+    let half = profiles.find(|profile| profile.name == "3g.40gb").expect("a half");
+    let placement = Placement { start: 4, size: 4 };
+    let id = nvml.create(gpu, half.id, placement).expect("made");
+    let compute = nvml.create_compute(gpu, id).expect("made");
+    let list = nvml.list().expect("GPUs");
+    let expected = (half.name, Some(placement), half.memory_mib, half.multiprocessors);
+    assert_eq!(instances(&list), [expected]);
+    assert_eq!(Some(&list.instances[0].uuid), compute.uuid.as_ref());
+    nvml.destroy_compute(gpu, id, compute.id).expect("destroyed");
+    nvml.destroy(gpu, id).expect("destroyed");
+    assert_eq!(nvml.list().expect("GPUs").instances, []);
 }

@@ -36,7 +36,7 @@ pub(crate) fn that_fit(node: &str, shares: Vec<Unclaimed>, gpus: &Gpus) -> Vec<U
     let mut left: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let fitting = |mut share: Unclaimed| {
         let Some(all) = gpus
-            .memory(pools.of_device(&share.device), &share.device)
+            .memory(&pools.of_device(&share.device), &share.device)
             .or(gpus.largest())
         else {
             return Some(share);
@@ -60,7 +60,7 @@ impl OnNode {
             device, memory, cores, ..
         } = &self.share;
         let pools = Pools::of(&self.node);
-        view.gpus.share(pools.of_device(device), device, *memory, *cores)
+        view.gpus.share(&pools.of_device(device), device, *memory, *cores)
     }
 }
 

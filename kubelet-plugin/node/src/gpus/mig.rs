@@ -165,7 +165,7 @@ fn of_profile(nvml: &Nvml, device: &Device<'_>, profile: u32, most: u32) -> Resu
     let ids = handles.into_iter().take(count as usize).map(|handle| {
         // SAFETY: NVML returned the handle, and the structure of numbers and a pointer is the one that the function writes.
         unsafe {
-            let mut info = super::read_nvlink::zeroed(get_info);
+            let mut info = super::raw::zeroed(get_info);
             nvml_try(get_info(handle, &raw mut info))?;
             Ok(info.id)
         }
@@ -243,7 +243,7 @@ fn placement(nvml: &Nvml, device: &Device<'_>, gpu_instance: u32) -> Result<Plac
     // SAFETY: the handle is the GPU's, and the function writes one pointer.
     nvml_try(unsafe { by_id(device.handle(), gpu_instance, &raw mut handle) })?;
     // SAFETY: NVML's structure has numbers and a pointer alone, and zeros are values of these.
-    let mut info = unsafe { super::read_nvlink::zeroed(get_info) };
+    let mut info = unsafe { super::raw::zeroed(get_info) };
     // SAFETY: NVML returned the handle, and the structure is the one that the function writes.
     nvml_try(unsafe { get_info(handle, &raw mut info) })?;
     Ok(Placement {

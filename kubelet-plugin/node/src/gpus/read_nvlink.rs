@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // nvml-wrapper has no function for the fabric.
 
 use super::nvlink::{Fabric, Links};
+use super::raw::zeroed;
 use super::sysfs::kernel_spelling;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
@@ -49,13 +50,4 @@ fn fabric(nvml: &Nvml, device: &Device<'_>) -> Option<Fabric> {
         cluster: info.clusterUuid,
         clique: info.cliqueId,
     })
-}
-
-/// Returns a value of the type that a function writes, all of whose bytes are zero. nvml-wrapper does not name the type.
-///
-/// # Safety
-/// Zeros are a value of `T`.
-pub(super) unsafe fn zeroed<D, T, R>(_writer: &unsafe extern "C" fn(D, *mut T) -> R) -> T {
-    // SAFETY: as promised.
-    unsafe { std::mem::zeroed() }
 }

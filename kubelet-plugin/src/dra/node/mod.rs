@@ -4,6 +4,7 @@
 //! ```text
 //!  turn       who may change the node next; calls that wait
 //!  prepare    Prepare and Unprepare ─► GPU and slot of each share ─► files of the claim
+//!  instances  instances of GPUs in MIG mode that claims make
 //!  room       what a refusal for lack of room says
 //!  recover    the start, and claims whose record is damaged or lost
 //!  renew      CDI files after a change of the driver, and the library
@@ -19,7 +20,9 @@
 //! - Two instances during a rolling update: each turn holds the lock file, and reads the records.
 
 mod failures;
+mod instances;
 mod ledgers;
+mod maker;
 mod pages;
 mod prepare;
 mod recover;
@@ -45,6 +48,8 @@ use crate::publish::slice::Sharing;
 use failures::Failures;
 pub use failures::NotStarted;
 pub use ledgers::LedgerReading;
+use maker::Maker;
+pub use maker::Survey;
 pub use prepare::{NoRoom, Parts};
 use room::Full;
 use std::collections::{BTreeMap, BTreeSet};
@@ -106,6 +111,12 @@ pub enum Error {
     )]
     NoDriverLimit { device: String, why: String },
     #[error(transparent)]
+    Instance(#[from] vgpu_mig::Error),
+    #[error(
+        "device {0}: its instance was made, and the driver does not say its UUID; look at nvidia-smi -L on the node"
+    )]
+    NoInstanceUuid(String),
+    #[error(transparent)]
     Driver(#[from] driver::Error),
     #[error(transparent)]
     ClaimDir(#[from] claimdir::Error),
@@ -146,6 +157,8 @@ impl Error {
             | Self::GpuGone(_)
             | Self::Unavailable { .. }
             | Self::NoDriverLimit { .. }
+            | Self::Instance(_)
+            | Self::NoInstanceUuid(_)
             | Self::Driver(_) => "ailing",
             Self::Lock(_) | Self::LockTaken(_) => "lock",
             Self::Library(_) => "library",
@@ -178,6 +191,8 @@ pub struct Node {
     damages: Damages,
     failures: Failures,
     living: Living,
+    /// None: claims make no instances.
+    maker: Option<Maker>,
 }
 
 /// The results of the last scan of the GPUs.

@@ -19,7 +19,6 @@ use super::{Error, Node, Prepared, all_fail};
 use crate::arbitration::{self, Arbitration, SLOTS};
 use crate::dra::checkpoint::{Checkpoint, Entry, PreparedShare};
 use crate::dra::claim;
-use crate::dra::claimdir::Damage;
 use crate::dra::edits::{self, Placed};
 use crate::dra::limit_hook;
 use crate::dra::metadata;
@@ -39,6 +38,7 @@ use vgpu_cdi::Spec;
 use vgpu_context_size::ContextSize;
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::lock_file::Locked;
+use vgpu_node::sealed::Damage;
 use vgpu_quantity::{format_bytes, readable_bytes};
 
 /// Why a claim has no room.
@@ -160,6 +160,7 @@ impl Node {
             gpus.extend(known.map(|gpu| (gpu.uuid.clone(), gpu.clone())));
         }
         self.checkpoint.gpus = gpus;
+        self.note_made();
     }
 
     /// Unprepares claims. Each succeeds or fails by itself; a claim that was never prepared succeeds.
@@ -167,7 +168,10 @@ impl Node {
         if let Err(error) = self.begin_turn(locked) {
             return all_fail(uids.len(), error);
         }
-        let answers: Vec<_> = uids.iter().map(|uid| self.remove(uid)).collect();
+        let answers: Vec<_> = uids
+            .iter()
+            .map(|uid| self.remove(uid).map(|()| self.release_instances(uid)))
+            .collect();
         self.write_node_pages_or_warn();
         answers
     }
@@ -175,6 +179,17 @@ impl Node {
     /// Prepares one claim. If it has the same shares already, only completes what is missing.
     fn prepare_one(&mut self, id: &ClaimId, claim: &ResourceClaim, turn: &mut Turn) -> Result<Vec<Prepared>, Error> {
         check_uid(&id.uid)?;
+        self.release_former(id, claim)?;
+        let made = self.make_instances(id, claim);
+        let prepared = made.and_then(|()| self.prepare_shares(id, claim, turn));
+        if prepared.is_err() && !self.checkpoint.claims.contains_key(&id.uid) {
+            self.release_instances(&id.uid);
+        }
+        prepared
+    }
+
+    /// Prepares a claim whose instances are there.
+    fn prepare_shares(&mut self, id: &ClaimId, claim: &ResourceClaim, turn: &mut Turn) -> Result<Vec<Prepared>, Error> {
         let inventory = self.scanned.inventory.as_ref();
         let inventory = inventory.map_err(|why| Error::NoInventory(why.clone()))?;
         let (shares, pods) = (
@@ -308,7 +323,7 @@ impl Node {
     }
 
     /// Refuses to give away shares of a claim's former allocation that a container has, or may have.
-    fn check_unused(&self, uid: &str) -> Result<(), Error> {
+    pub(super) fn check_unused(&self, uid: &str) -> Result<(), Error> {
         match (self.living)(&self.share_mounts(uid)) {
             Ok(living) => match living.into_iter().next() {
                 None => Ok(()),
@@ -453,7 +468,7 @@ impl Node {
         let pools = self.config.pools();
         let device = |share: &Share| Prepared {
             request: share.base_request().to_owned(),
-            pool: pools.of_device(&share.device).to_owned(),
+            pool: pools.of_device(&share.device),
             device: share.device.clone(),
             cdi_device: edits::qualified_name(uid, &share.name),
             share_id: share.share_id.clone(),
@@ -461,7 +476,7 @@ impl Node {
         shares.iter().map(device).collect()
     }
 
-    fn remove(&mut self, uid: &str) -> Result<(), Error> {
+    pub(super) fn remove(&mut self, uid: &str) -> Result<(), Error> {
         check_uid(uid)?;
         self.keep_not_started(uid);
         self.remove_files(uid)?;

@@ -14,7 +14,7 @@ use crate::arbitration::{Arbitration, SLOTS, Sharing};
 use crate::config::Config;
 use crate::dra::checkpoint::{Checkpoint, Entry, PreparedShare};
 use crate::dra::claim;
-use crate::dra::claimdir::{ClaimDirs, Damage};
+use crate::dra::claimdir::ClaimDirs;
 use crate::dra::edits;
 use crate::dra::library::Library;
 use crate::dra::limit_hook;
@@ -25,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vgpu_api::config::MemoryEnforcement;
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::lock_file::{LockFile, Locked};
+use vgpu_node::sealed::Damage;
 
 // === impl Node ===
 
@@ -61,6 +62,7 @@ impl Node {
             damages: Damages::default(),
             failures: Failures::default(),
             living,
+            maker: None,
             config,
         };
         node.take_over(locked)?;

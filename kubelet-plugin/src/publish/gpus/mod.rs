@@ -8,13 +8,14 @@
 //! Every scan makes a report of health with the time of that scan. Faults of GPUs that are listed come from `faults`, and
 //! change the last report without making it younger: if scans end, kubelet finds it stale after 30 s.
 
+mod dynamic;
 mod measurer;
 mod no_driver;
 mod published;
 
 pub(crate) use no_driver::BEGIN as NO_DRIVER;
 
-use crate::config::Config;
+use crate::config::{Config, MigDynamic};
 use crate::dra::checkpoint::InUse;
 use crate::dra::health::Report;
 use crate::dra::node::SharedNode;
@@ -26,6 +27,7 @@ use crate::publish::contexts::Contexts;
 use crate::publish::inventory::{Error, Faults, Gpu, Inventory, LeftOut, List};
 use crate::publish::slice::slices;
 use crate::ready::Readiness;
+use dynamic::DynamicGpus;
 use measurer::Measurer;
 use published::Published;
 use std::mem;
@@ -56,6 +58,7 @@ pub struct ScanOutputs {
 /// State kept between scans.
 struct Scans {
     gpus: Published,
+    dynamic: DynamicGpus,
     faults: Faults,
     /// The time of the last scan.
     scanned: SystemTime,
@@ -80,6 +83,7 @@ pub(crate) async fn run(
 ) {
     let mut measurer = Measurer::new(contexts, prober);
     let mut scans = Scans::new(outputs.node.gpus_in_use());
+    scans.dynamic = DynamicGpus::new(config.mig_dynamic == MigDynamic::Instances);
     scans.faults = faults.borrow_and_update().clone();
     loop {
         tokio::select! {
@@ -103,6 +107,7 @@ impl Scans {
     fn new(in_use: Vec<InUse>) -> Self {
         Self {
             gpus: Published::new(in_use),
+            dynamic: DynamicGpus::default(),
             faults: Faults::new(),
             scanned: SystemTime::UNIX_EPOCH,
             has_listed: false,
@@ -119,6 +124,9 @@ impl Scans {
         config: &Config,
         outputs: &ScanOutputs,
     ) {
+        if let Err(error) = &seen {
+            self.dynamic.note_silence(&error.to_string());
+        }
         if let Ok(list) = &mut seen {
             // Before the GPUs are published, so that each claim on them finds the size of a context and who limits it.
             match measurer.measure(&list.gpus).await {
@@ -131,6 +139,7 @@ impl Scans {
                 None if self.last.is_none() => return want(outputs, Wanted::Silent),
                 None => list.gpus.retain(|gpu| self.gpus.has(&gpu.uuid)),
             }
+            self.dynamic.scan(list, &outputs.node).await;
             add_instances(list);
         }
         let is_late = matches!(seen, Err(Error::Late(_)));
@@ -174,7 +183,12 @@ impl Scans {
     }
 
     fn inventory(&self) -> Inventory {
-        self.gpus.inventory().with_faults(&self.faults)
+        let (dynamic, unavailable) = self.dynamic.published();
+        let mut inventory = self.gpus.inventory().with_dynamic(dynamic, unavailable);
+        let mut remarks = inventory.remarks().clone();
+        remarks.left_out.extend(self.dynamic.remarks());
+        inventory = inventory.with_remarks(remarks);
+        inventory.with_faults(&self.faults)
     }
 
     fn report_readiness(&self, seen: &Result<List, Error>, config: &Config, outputs: &ScanOutputs) {
@@ -183,7 +197,7 @@ impl Scans {
             _ => None,
         };
         let reason = match seen {
-            Err(reason @ Error::NoLibrary { .. }) if self.gpus.is_empty() => {
+            Err(reason @ Error::NoLibrary { .. }) if self.gpus.is_empty() && self.dynamic.is_empty() => {
                 want(outputs, Wanted::NoDriver);
                 if unusable.is_none() || outputs.is_beside_idle.load(Ordering::Relaxed) {
                     if outputs.readiness.idle(PART, reason.to_string()) {
@@ -205,6 +219,7 @@ impl Scans {
                 }
                 unusable.or_else(|| Some(error.to_string()))
             }
+            Ok(_) if !self.dynamic.is_empty() => None,
             Ok(list) => list.why_empty().map(|why| why.to_string()),
         };
         match reason {
@@ -318,7 +333,7 @@ mod tests {
             return Vec::new();
         };
         let taint = |device: &Device| Some(device.taints.as_ref()?.first()?.key.clone());
-        slices.iter().flatten().map(taint).collect()
+        crate::publish::slice::devices(&slices).map(taint).collect()
     }
 
     async fn prepare(node: &SharedNode, claim: (ClaimId, ResourceClaim)) -> Result<(), String> {
@@ -467,7 +482,7 @@ mod tests {
         let Wanted::Slices(slices) = published.borrow().clone() else {
             panic!("no slices");
         };
-        let found = slices[0][0].taints.iter().flatten();
+        let found = slices[0].devices[0].taints.iter().flatten();
         let found: Vec<_> = found
             .map(|taint| (&*taint.key, taint.value.as_deref(), &*taint.effect))
             .collect();
@@ -564,6 +579,7 @@ mod tests {
         let mut scans = Scans::new(vec![InUse {
             gpu: gpu(0),
             has_shares: true,
+            is_made: false,
         }]);
         scans.apply(missing(), &config, &outputs);
         assert!(outputs.readiness.status().1.starts_with(&format!("gpus: {NO_DRIVER}")));

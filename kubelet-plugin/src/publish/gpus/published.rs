@@ -139,10 +139,11 @@ impl Known {
         Self { gpu, unavailable: None }
     }
 
-    /// None: nothing but its UUID is known, so it is published once the driver lists it.
+    /// None: it is an instance that claims made, which is published whether it is there or not; or nothing but its UUID is known,
+    /// and it is published once the driver lists it.
     fn of(in_use: &InUse) -> Option<Self> {
-        let gpu = &in_use.gpu;
-        (!gpu.is_in_unknown_place()).then(|| Self::new(gpu.clone()))
+        let InUse { gpu, is_made, .. } = in_use;
+        (!is_made && !gpu.is_in_unknown_place()).then(|| Self::new(gpu.clone()))
     }
 
     fn apply(&mut self, list: &List, now: Instant) {
@@ -233,6 +234,7 @@ mod tests {
         let held = |gpu: &Gpu| InUse {
             gpu: gpu.clone(),
             has_shares: true,
+            is_made: false,
         };
         gpus.into_iter().map(held).collect()
     }
@@ -428,6 +430,7 @@ mod tests {
         let unknown = InUse {
             gpu: Gpu::in_unknown_place(UUID).expect("an instance"),
             has_shares: true,
+            is_made: false,
         };
         assert_eq!(Gpu::in_unknown_place(&gpu(0).uuid), None);
         let other = "MIG-ccccdddd-1111-5222-8333-444455556666";

@@ -7,14 +7,17 @@
 //! with the reason. The caller then has an inventory in which it is unavailable: it gets a taint, is reported as unhealthy and
 //! takes no new claims. The other GPUs are not affected.
 
+pub mod dynamic;
 pub mod fault;
 
+pub use dynamic::DynamicGpu;
 pub use fault::{Fault, Faults, Reason};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use vgpu_api::{INSTANCE_PREFIX, MONITOR_SUFFIX};
+use vgpu_mig::Candidate;
 use vgpu_node::gpus;
 use vgpu_node::gpus::UUID_OF_INSTANCE;
 pub use vgpu_node::gpus::{Gpu, LeftOut, List};
@@ -69,6 +72,10 @@ pub enum Error {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     gpus: BTreeMap<String, Gpu>,
+    /// The GPUs on which claims make instances.
+    dynamic: Vec<DynamicGpu>,
+    /// The instances that claims made, which are published whether they are there or not.
+    made: BTreeMap<String, Gpu>,
     /// By UUID.
     unavailable: BTreeMap<String, Unavailable>,
     faults: Faults,
@@ -189,6 +196,8 @@ impl Inventory {
         let names: Vec<String> = (0..gpus.len()).map(name).collect();
         Self {
             gpus: names.into_iter().zip(gpus).collect(),
+            dynamic: Vec::new(),
+            made: BTreeMap::new(),
             unavailable,
             faults: Faults::new(),
             remarks: Remarks::default(),
@@ -206,11 +215,45 @@ impl Inventory {
         &self.remarks
     }
 
+    /// Returns the inventory with GPUs on which claims make instances. `unavailable` has the reasons of those that are unavailable,
+    /// by UUID.
+    #[must_use]
+    pub fn with_dynamic(mut self, dynamic: Vec<DynamicGpu>, unavailable: BTreeMap<String, Unavailable>) -> Self {
+        self.dynamic = dynamic;
+        self.unavailable.extend(unavailable);
+        self
+    }
+
+    #[must_use]
+    pub fn dynamic(&self) -> &[DynamicGpu] {
+        &self.dynamic
+    }
+
+    /// Returns the instance for which a device stands that a claim could make, and its GPU.
+    #[must_use]
+    pub fn candidate(&self, device: &str) -> Option<(&DynamicGpu, &Candidate)> {
+        let mut all = self.dynamic.iter();
+        all.find_map(|dynamic| Some((dynamic, dynamic.pool.find(device)?)))
+    }
+
+    /// Adds an instance that claims made, by the name of its device.
+    pub fn add_made(&mut self, device: &str, gpu: Gpu) {
+        self.made.insert(device.to_owned(), gpu);
+    }
+
+    pub fn forget_made(&mut self) {
+        self.made.clear();
+    }
+
     /// Returns the inventory with these faults.
     #[must_use]
     pub fn with_faults(mut self, faults: &Faults) -> Self {
         let is_of = |gpu: &Gpu, uuid: &str| gpu.uuid == uuid || gpu.mig.as_ref().is_some_and(|mig| mig.parent == uuid);
-        let is_listed = |uuid: &str| self.gpus.values().any(|gpu| is_of(gpu, uuid));
+        let all = || {
+            let divided = self.dynamic.iter().map(|dynamic| &dynamic.gpu);
+            self.gpus.values().chain(divided)
+        };
+        let is_listed = |uuid: &str| all().any(|gpu| is_of(gpu, uuid));
         let own = faults.iter().filter(|(uuid, _)| is_listed(uuid));
         self.faults = own.map(|(uuid, faults)| (uuid.clone(), faults.clone())).collect();
         self
@@ -254,20 +297,25 @@ impl Inventory {
     /// Why no new claim may have the GPU with this UUID.
     #[must_use]
     pub fn unavailable(&self, uuid: &str) -> Option<&Unavailable> {
-        self.unavailable.get(uuid)
+        let of_gpu = || {
+            let made = self.made.values().find(|gpu| gpu.uuid == uuid)?;
+            self.unavailable.get(&made.mig.as_ref()?.parent)
+        };
+        self.unavailable.get(uuid).or_else(of_gpu)
     }
 
-    /// Device names and GPUs, in the order in which the scheduler allocates them.
+    /// Device names and GPUs, in the order in which the scheduler allocates them, with the instances that claims made.
     #[must_use]
     pub fn by_index(&self) -> Vec<(&str, &Gpu)> {
-        let mut all: Vec<_> = self.gpus.iter().map(|(name, gpu)| (name.as_str(), gpu)).collect();
+        let all = self.gpus.iter().chain(&self.made);
+        let mut all: Vec<_> = all.map(|(name, gpu)| (name.as_str(), gpu)).collect();
         all.sort_by_key(|(_, gpu)| (gpu.index, gpu.mig.as_ref().map(|mig| mig.index)));
         all
     }
 
     #[must_use]
     pub fn device(&self, name: &str) -> Option<Device<'_>> {
-        if let Some(gpu) = self.gpus.get(name) {
+        if let Some(gpu) = self.gpus.get(name).or_else(|| self.made.get(name)) {
             return Some(Device::Gpu(gpu));
         }
         let gpu = self.gpus.get(name.strip_suffix(MONITOR_SUFFIX)?)?;
@@ -276,7 +324,8 @@ impl Inventory {
 
     #[must_use]
     pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
-        self.gpus.values().find(|gpu| gpu.uuid == uuid)
+        let mut all = self.gpus.values().chain(self.made.values());
+        all.find(|gpu| gpu.uuid == uuid)
     }
 
     #[must_use]

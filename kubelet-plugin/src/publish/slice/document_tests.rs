@@ -120,7 +120,7 @@ const CAPACITIES: [(&str, &str); 3] = [
 fn document() -> String {
     let slices = slices(&Inventory::new(vec![gpu(0)]), WHOLE);
     let mut text = HEAD.to_owned();
-    let attributes = slices[0][0].attributes.as_ref().expect("attributes");
+    let attributes = slices[0].devices[0].attributes.as_ref().expect("attributes");
     for Attribute { name, about, .. } in &ATTRIBUTES {
         let value = &attributes[*name];
         let (kind, example) = match (&value.string, value.int, &value.version) {
@@ -132,7 +132,7 @@ fn document() -> String {
         let _ = writeln!(text, "| `{name}` | {kind} | `{example}` | {about} |");
     }
     text.push_str(CAPACITY);
-    let all = slices[0][0].capacity.as_ref().expect("capacity");
+    let all = slices[0].devices[0].capacity.as_ref().expect("capacity");
     assert_eq!(all.len(), CAPACITIES.len());
     for (name, about) in CAPACITIES {
         let one = &all[name];

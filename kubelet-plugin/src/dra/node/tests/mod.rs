@@ -6,6 +6,7 @@ mod driver_limit;
 #[cfg(target_arch = "x86_64")]
 mod exhaustion;
 mod full_disk;
+pub(crate) mod instances;
 mod metadata;
 mod mig;
 mod model;

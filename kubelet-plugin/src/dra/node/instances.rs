@@ -1,0 +1,141 @@
+//! Instances that claims make: Prepare makes what the claim was allocated, Unprepare of the last claim destroys it.
+//!
+//! ```text
+//!  Prepare    the device's name ─► candidate ─► vgpu_mig ─► a GPU with `mig`, which all else treats as one that was there
+//!  Unprepare  the claim's files are removed ─► vgpu_mig
+//!  survey     with each list of the GPUs: recover ─► the instances that no claim made ─► `publish`
+//! ```
+//!
+//! The records are read anew each time, under the node's lock: another instance of the plugin may have changed them.
+//!
+//! Failure modes (those of instances are in `vgpu_mig::instances`):
+//! - A crash between the instance and the claim's record: the claim is not prepared, so the next survey destroys it. Registration
+//!   with kubelet waits for the first list of the GPUs, and so for its survey.
+//! - A claim whose record is damaged or lost counts as prepared: its instance stays.
+//! - Prepare fails after the instance was made: it is destroyed, or by the next survey.
+//! - Unprepare, and the instance is in use or the driver does not answer: the claim is unprepared, the reason is logged and in the
+//!   VgpuNode, and each survey tries again.
+//! - The claim was allocated again elsewhere: what it had is unprepared first, if no container has it.
+//! - The driver does not answer: the survey fails, and what the last one found holds.
+
+use super::maker::{Maker, Survey};
+use super::{Error, Node};
+use crate::dra::claim;
+use crate::dra::share::ClaimId;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use vgpu_api::gpu_of_candidate;
+use vgpu_mig::{Asked, Known, MigDriver};
+use vgpu_node::lock_file::Locked;
+
+// === impl Node ===
+
+impl Node {
+    /// Lets claims make instances. `boot`: the boot id of the machine.
+    pub fn make_instances_with(&mut self, driver: Arc<dyn MigDriver + Send + Sync>, boot: String) {
+        self.maker = Some(Maker::new(driver, self.config.mig_records.clone(), boot));
+    }
+
+    /// Carries to its end what is unfinished, and returns what there is on each of these GPUs, by UUID.
+    ///
+    /// # Errors
+    /// The claims' records cannot be read, so that nothing is known to be unfinished.
+    pub fn survey(&mut self, _locked: &Locked, gpus: &[String]) -> Result<BTreeMap<String, Survey>, Error> {
+        let lost = self.read_records()?.lost;
+        let claims = &self.checkpoint.claims;
+        let is_prepared = |uid: &str| claims.contains_key(uid) || lost.contains_key(uid);
+        let Some(maker) = &mut self.maker else {
+            return Ok(BTreeMap::new());
+        };
+        let known = Known {
+            is_prepared: &is_prepared,
+            // No mode is switched.
+            is_gpu_held: &|_| true,
+        };
+        let problems = maker.recover(known).map_err(vgpu_mig::Error::from)?;
+        let mut surveys = BTreeMap::new();
+        for gpu in gpus {
+            match maker.survey(gpu) {
+                Ok(survey) => drop(surveys.insert(gpu.clone(), survey)),
+                Err(error) => tracing::warn!("instances of a GPU are published as before: {error}"),
+            }
+        }
+        for survey in surveys.values_mut() {
+            survey.problems.clone_from(&problems);
+        }
+        self.note_made();
+        Ok(surveys)
+    }
+
+    /// Makes the instances of a claim's results, as far as they name candidates.
+    pub(super) fn make_instances(&mut self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
+        let (Some(maker), Ok(inventory)) = (&self.maker, &mut self.scanned.inventory) else {
+            return Ok(());
+        };
+        for device in claim::devices(claim, &self.config.pools()) {
+            let Some((dynamic, candidate)) = inventory.candidate(device) else {
+                continue;
+            };
+            let is_known = self.checkpoint.claims.contains_key(&id.uid);
+            if let Some(why) = inventory.unavailable(&dynamic.gpu.uuid).filter(|_| !is_known) {
+                let (device, why) = (device.to_owned(), why.text(&dynamic.gpu.uuid));
+                return Err(Error::Unavailable { device, why });
+            }
+            let asked = Asked {
+                claim: &id.uid,
+                gpu: &dynamic.gpu.uuid,
+                profile: candidate.profile.id,
+                profile_name: &candidate.profile.name,
+                placement: candidate.placement,
+            };
+            let made = maker.prepare(&asked)?;
+            let made = dynamic.made(candidate, &made);
+            let made = made.ok_or_else(|| Error::NoInstanceUuid(device.to_owned()))?;
+            inventory.add_made(device, made);
+        }
+        Ok(())
+    }
+
+    /// Unprepares what a claim had before it was allocated again, if instances that claims make are among that or the new devices.
+    pub(super) fn release_former(&mut self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
+        let Some(known) = self.checkpoint.claims.get(&id.uid).filter(|_| self.maker.is_some()) else {
+            return Ok(());
+        };
+        let pools = self.config.pools();
+        let before: BTreeSet<&str> = known.all().map(|share| share.device.as_str()).collect();
+        let now: BTreeSet<&str> = claim::devices(claim, &pools).collect();
+        let is_made = before.union(&now).any(|device| gpu_of_candidate(device).is_some());
+        // An entry that was rebuilt from limits files names no devices.
+        if !is_made || before == now || before.contains("") {
+            return Ok(());
+        }
+        self.check_unused(&id.uid)?;
+        self.remove(&id.uid)?;
+        self.release_instances(&id.uid);
+        Ok(())
+    }
+
+    /// Destroys the instances of which this claim was the last.
+    pub(super) fn release_instances(&mut self, uid: &str) {
+        let Some(maker) = &mut self.maker else { return };
+        if let Err(error) = maker.unprepare(uid) {
+            tracing::warn!(uid, "instances of an unprepared claim stay until the next try: {error}");
+        }
+    }
+
+    /// Has the inventory know the instances that prepared claims made, whatever the last list said.
+    pub(super) fn note_made(&mut self) {
+        let (Some(maker), Ok(inventory)) = (&self.maker, &mut self.scanned.inventory) else {
+            return;
+        };
+        inventory.forget_made();
+        maker.add_made(inventory);
+        for share in self.checkpoint.claims.values().flat_map(|entry| entry.all()) {
+            let is_made = gpu_of_candidate(&share.device).is_some();
+            if let Some(gpu) = self.checkpoint.gpus.get(&share.gpu).filter(|_| is_made) {
+                inventory.add_made(&share.device, gpu.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Claims that make instances, on a driver that remembers them and the software GPU's capability nodes.
+
+use super::*;
+use crate::publish::inventory::DynamicGpu;
+use crate::publish::inventory::dynamic::tests::h100;
+use std::sync::{Arc, Mutex, MutexGuard};
+use vgpu_mig::candidates::Administrators;
+use vgpu_mig::driver::{ComputeInstance, GpuInstance, overlap};
+use vgpu_mig::{Answer, Call, Code, MigDriver, Pool, Refused};
+use vgpu_node::gpus::Placement;
+
+const LAST_HALF: &str = "mig-of-3f8a1c20-3g-40gb-4";
+const FIRST_HALF: &str = "mig-of-3f8a1c20-3g-40gb-0";
+
+/// The machine: it outlives the plugin.
+#[derive(Clone, Default)]
+pub(crate) struct Machine(Arc<Mutex<State>>);
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) instances: Vec<GpuInstance>,
+    /// Ids of instances that a process uses.
+    pub(crate) in_use: Vec<u32>,
+    /// The answer to each create.
+    pub(crate) refuses: Option<Code>,
+    boot: u32,
+}
+
+impl Machine {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no panic")
+    }
+
+    pub(crate) fn boot(&self) -> String {
+        format!("boot-{}", self.state().boot)
+    }
+
+    pub(crate) fn reboot(&self) {
+        let mut state = self.state();
+        (state.instances, state.boot) = (Vec::new(), state.boot + 1);
+    }
+
+    /// First slices.
+    pub(crate) fn starts(&self) -> Vec<u32> {
+        let state = self.state();
+        state
+            .instances
+            .iter()
+            .map(|instance| instance.placement.start)
+            .collect()
+    }
+
+    /// An administrator makes a 3g.40gb.
+    pub(crate) fn make_half(&self, start: u32) {
+        let placement = Placement { start, size: 4 };
+        let mut state = self.state();
+        let id = state.create(9, placement).expect("room");
+        state.compute(id);
+    }
+}
+
+impl State {
+    fn create(&mut self, profile: u32, placement: Placement) -> Result<u32, Code> {
+        if self.instances.iter().any(|other| overlap(other.placement, placement)) {
+            return Err(Code::InsufficientResources);
+        }
+        // As the driver numbers places.
+        let id = 8 / placement.size - 1 + placement.start / placement.size;
+        let compute = Vec::new();
+        self.instances.push(GpuInstance {
+            id,
+            profile,
+            placement,
+            compute,
+        });
+        Ok(id)
+    }
+
+    fn compute(&mut self, id: u32) -> ComputeInstance {
+        let made = ComputeInstance {
+            id: 0,
+            uuid: Some(format!("MIG-{id}")),
+        };
+        let instance = self.instances.iter_mut().find(|instance| instance.id == id);
+        instance.expect("an instance").compute.push(made.clone());
+        made
+    }
+
+    fn answer(&mut self, call: &Call) -> Result<Answer, Code> {
+        match call {
+            Call::Mode => Ok(Answer::Mode(vgpu_mig::driver::Mode {
+                is_on: true,
+                is_on_after_reset: true,
+            })),
+            Call::Profiles => Ok(Answer::Profiles(h100())),
+            Call::Instances => Ok(Answer::Instances(self.instances.clone())),
+            Call::Create { profile, placement } => match self.refuses {
+                Some(code) => Err(code),
+                None => self.create(*profile, *placement).map(Answer::Created),
+            },
+            Call::CreateCompute { gpu_instance } => Ok(Answer::CreatedCompute(self.compute(*gpu_instance))),
+            Call::DestroyCompute { gpu_instance, .. } | Call::Destroy { gpu_instance }
+                if self.in_use.contains(gpu_instance) =>
+            {
+                Err(Code::InUse)
+            }
+            Call::DestroyCompute { gpu_instance, .. } => {
+                let instance = self.instances.iter_mut().find(|one| one.id == *gpu_instance);
+                instance.ok_or(Code::NotFound)?.compute.clear();
+                Ok(Answer::Done)
+            }
+            Call::Destroy { gpu_instance } => {
+                self.instances.retain(|one| one.id != *gpu_instance);
+                Ok(Answer::Done)
+            }
+            _ => Err(Code::NotSupported),
+        }
+    }
+}
+
+impl MigDriver for Machine {
+    fn call(&self, _gpu: &str, call: &Call) -> Result<Answer, Refused> {
+        let answer = self.state().answer(call);
+        answer.map_err(|code| Refused::new(&format!("{call:?}"), code, ""))
+    }
+}
+
+/// A claim with these devices whole.
+pub(crate) fn of(uid: &str, devices: &[&str]) -> (ClaimId, ResourceClaim) {
+    let result = |device: &&str| json!({"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu-mig-3f8a1c20", "device": device});
+    with_results(uid, devices.iter().map(result).collect())
+}
+
+/// A claim with a share of an instance.
+fn share_of(uid: &str, device: &str, gib: u64) -> (ClaimId, ResourceClaim) {
+    let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu-mig-3f8a1c20", "device": device, "shareID": uid,
+        "consumedCapacity": {"memory": format!("{gib}Gi"), "cores": "10", "shares": "1", "multiprocessors": "0"}});
+    with_results(uid, vec![result])
+}
+
+fn with_results(uid: &str, results: Vec<serde_json::Value>) -> (ClaimId, ResourceClaim) {
+    let claim = json!({"metadata": {"name": format!("claim-{uid}"), "namespace": "d", "uid": uid}, "spec": {},
+        "status": {"allocation": {"devices": {"results": results}}}});
+    (id(uid), serde_json::from_value(claim).expect("a claim"))
+}
+
+impl Node {
+    /// What a Prepare that crashes leaves: the instance without the claim's record.
+    pub(crate) fn make_for_test(&mut self, (id, claim): &(ClaimId, ResourceClaim)) -> Result<(), String> {
+        self.make_instances(id, claim).map_err(|error| error.to_string())
+    }
+}
+
+/// Surveys GPU 0, and gives the node what is published of it.
+fn scan(node: &mut Node) -> Survey {
+    let locked = node.locked();
+    let uuid = gpu(0).uuid;
+    let survey = node
+        .survey(&locked, std::slice::from_ref(&uuid))
+        .expect("read")
+        .remove(&uuid);
+    let survey = survey.expect("the driver answers");
+    let administrators = survey.administrators.iter().map(|one| Administrators {
+        profile: one.profile,
+        placement: one.placement,
+        is_from_start: false,
+    });
+    let administrators: Vec<Administrators> = administrators.collect();
+    let pool = Pool::new(&uuid, &survey.profiles, &administrators, &survey.held).expect("a pool");
+    let dynamic = DynamicGpu { gpu: gpu(0), pool };
+    node.set_inventory(Ok(
+        Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], BTreeMap::new())
+    ));
+    survey
+}
+
+/// A plugin that has just started, on this machine.
+fn start(rig: &Rig, machine: &Machine) -> Node {
+    for (place, minor) in [("gi1", 21), ("gi1/ci0", 22), ("gi2", 31), ("gi2/ci0", 32)] {
+        let of_kernel = rig.path(&format!("soft/proc/driver/nvidia/capabilities/gpu0/mig/{place}"));
+        std::fs::create_dir_all(&of_kernel).expect("a folder");
+        std::fs::write(of_kernel.join("access"), format!("DeviceFileMinor: {minor}\n")).expect("written");
+    }
+    let mut node = rig.open();
+    node.make_instances_with(Arc::new(machine.clone()), machine.boot());
+    scan(&mut node);
+    node
+}
+
+/// Files of records.
+fn records(rig: &Rig) -> usize {
+    std::fs::read_dir(rig.path("store/mig")).map_or(0, Iterator::count)
+}
+
+#[test]
+fn a_claim_makes_its_instance_and_its_end_destroys_it_also_after_a_restart() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    let prepared = prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
+    assert_eq!(
+        (prepared[0].device.as_str(), prepared[0].pool.as_str()),
+        (LAST_HALF, "n1/vgpu-mig-3f8a1c20")
+    );
+    assert_eq!((machine.starts(), records(&rig)), (vec![4], 1));
+    let limits = std::fs::read_to_string(rig.path(&format!("run/claims/u1/{LAST_HALF}/limits"))).expect("limits");
+    assert!(
+        limits.contains("gpu MIG-2\n") && limits.contains(&format!("memory {}\n", 40_448_u64 << 20)),
+        "{limits}"
+    );
+    drop(node);
+    let mut node = start(&rig, &machine);
+    assert_eq!(machine.starts(), [4], "its claim is prepared");
+    assert!(
+        node.inventory().and_then(|inventory| inventory.gpu("MIG-2")).is_none(),
+        "not before a turn"
+    );
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared before");
+    assert!(node.claims().in_use().iter().all(|one| one.is_made));
+    unprepare(&mut node, "u1").expect("unprepared");
+    assert_eq!((machine.starts(), records(&rig), rig.leftovers().len()), (vec![], 0, 0));
+}
+
+#[test]
+fn shares_have_one_instance_until_the_last_one_ends() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    for (uid, gib) in [("u1", 10), ("u2", 20)] {
+        prepare(&mut node, share_of(uid, LAST_HALF, gib)).expect("prepared");
+    }
+    let full = prepare(&mut node, share_of("u3", LAST_HALF, 10))
+        .expect_err("full")
+        .to_string();
+    assert!(full.contains(LAST_HALF) && full.contains("memory"), "{full}");
+    assert_eq!(machine.starts(), [4]);
+    unprepare(&mut node, "u1").expect("unprepared");
+    scan(&mut node);
+    assert_eq!(machine.starts(), [4], "one has it");
+    unprepare(&mut node, "u2").expect("unprepared");
+    assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
+}
+
+#[test]
+fn a_prepare_that_fails_leaves_no_instance_and_says_what_to_do() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    machine.state().refuses = Some(Code::InUse);
+    let said = prepare(&mut node, of("u1", &[LAST_HALF]))
+        .expect_err("refused")
+        .to_string();
+    for part in ["3g.40gb", "4..8", &gpu(0).uuid, "IN_USE", "end what uses the GPU"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    machine.state().refuses = None;
+    // The second one fails after the first one was made.
+    machine.make_half(0);
+    let said = prepare(&mut node, of("u1", &[LAST_HALF, FIRST_HALF]))
+        .expect_err("taken")
+        .to_string();
+    assert!(said.contains("GPU instance 1, which no claim made"), "{said}");
+    assert_eq!((machine.starts(), records(&rig)), (vec![0], 0));
+    // The instance is there, and its nodes are not.
+    std::fs::remove_dir_all(rig.path("soft/proc")).expect("removed");
+    let said = prepare(&mut node, of("u1", &[LAST_HALF]))
+        .expect_err("no nodes")
+        .to_string();
+    assert!(said.contains("gi2/access"), "{said}");
+    assert_eq!(
+        (machine.starts(), records(&rig), rig.leftovers().len()),
+        (vec![0], 0, 0)
+    );
+}
+
+#[test]
+fn an_instance_that_is_in_use_is_reported_and_destroyed_when_it_is_free() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
+    machine.state().in_use = vec![2];
+    unprepare(&mut node, "u1").expect("the claim is unprepared");
+    let problems = scan(&mut node).problems;
+    assert!(
+        problems.len() == 1 && problems[0].contains("while a process uses it"),
+        "{problems:?}"
+    );
+    let said = prepare(&mut node, of("u2", &[LAST_HALF]))
+        .expect_err("another tenant's process")
+        .to_string();
+    assert!(said.contains("while a process uses it"), "{said}");
+    machine.state().in_use.clear();
+    assert_eq!(scan(&mut node).problems, [""; 0]);
+    assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
+}
+
+#[test]
+fn an_administrators_instance_stays_and_its_place_is_not_offered() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    machine.make_half(4);
+    let mut node = start(&rig, &machine);
+    let survey = scan(&mut node);
+    assert_eq!((survey.administrators.len(), survey.held.len()), (1, 0));
+    let said = prepare(&mut node, of("u1", &[LAST_HALF]))
+        .expect_err("not offered")
+        .to_string();
+    assert!(said.contains(LAST_HALF) && said.contains("does not exist"), "{said}");
+    prepare(&mut node, of("u2", &[FIRST_HALF])).expect("beside it");
+    let survey = scan(&mut node);
+    assert_eq!(
+        (survey.administrators.len(), survey.held.len()),
+        (1, 1),
+        "a claim's is no administrator's"
+    );
+    unprepare(&mut node, "u2").expect("unprepared");
+    drop(node);
+    start(&rig, &machine);
+    assert_eq!(machine.starts(), [4]);
+}
+
+#[test]
+fn a_start_destroys_what_no_claim_has_and_a_reboot_leaves_nothing() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
+    drop(node);
+    // The claim's record is damaged: nothing is certain of it.
+    std::fs::write(rig.record("u1"), "{").expect("written");
+    let mut node = start(&rig, &machine);
+    assert_eq!(machine.starts(), [4]);
+    unprepare(&mut node, "u1").expect("unprepared");
+    prepare(&mut node, of("u2", &[FIRST_HALF])).expect("prepared");
+    drop(node);
+    // As a crash before the claim's record leaves it.
+    rig.reboot();
+    start(&rig, &machine);
+    assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
+    let mut node = start(&rig, &machine);
+    prepare(&mut node, of("u3", &[FIRST_HALF])).expect("prepared");
+    drop(node);
+    rig.reboot();
+    machine.reboot();
+    // Somebody's in the place of the former one.
+    machine.make_half(0);
+    let mut node = start(&rig, &machine);
+    assert_eq!((machine.starts(), records(&rig)), (vec![0], 0));
+    prepare(&mut node, of("u3", &[LAST_HALF])).expect("prepared");
+}
+
+#[test]
+fn a_claim_that_was_allocated_again_has_its_new_instance_alone() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
+    // The same memory slices, as another profile.
+    prepare(&mut node, of("u1", &[FIRST_HALF])).expect("prepared");
+    assert_eq!((machine.starts(), records(&rig)), (vec![0], 1));
+    prepare(&mut node, of("u1", &["mig-of-3f8a1c20-4g-40gb-0"])).expect("prepared");
+    assert_eq!((machine.starts(), records(&rig)), (vec![0], 1));
+    assert_eq!(machine.state().instances[0].profile, 5);
+    std::fs::write(rig.path("living"), "mig-of-3f8a1c20-4g-40gb-0").expect("written");
+    let said = prepare(&mut node, of("u1", &[LAST_HALF]))
+        .expect_err("a container has it")
+        .to_string();
+    assert!(said.contains("still has its share"), "{said}");
+    assert_eq!(machine.starts(), [0]);
+}

@@ -1,0 +1,125 @@
+//! A GPU on which claims make instances: all that it could have are devices, and one that was made is a device as if it had
+//! always been there. Pure.
+//!
+//! A device's attributes and capacity do not change when its instance is made: the UUID is the GPU's, and the memory what the
+//! driver says of the profile.
+
+use vgpu_mig::{Candidate, Made, Pool};
+use vgpu_node::driver_limit::DriverLimit;
+use vgpu_node::gpus::{Gpu, Instance};
+
+/// A GPU in MIG mode with the instances that it offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DynamicGpu {
+    pub gpu: Gpu,
+    pub pool: Pool,
+}
+
+// === impl DynamicGpu ===
+
+impl DynamicGpu {
+    /// A candidate as an instance that is not made yet.
+    #[must_use]
+    pub fn instance(&self, candidate: &Candidate) -> Gpu {
+        let profile = &candidate.profile;
+        Gpu {
+            memory: profile.memory_mib << 20,
+            nvlink_clique: None,
+            driver_limit: Some(DriverLimit::None("its GPU is in MIG mode".into())),
+            mig: Some(Instance {
+                parent: self.gpu.uuid.clone(),
+                index: candidate.placement.start,
+                profile: profile.name.clone(),
+                placement: Some(candidate.placement),
+                multiprocessors: profile.multiprocessors,
+                ..Instance::default()
+            }),
+            ..self.gpu.clone()
+        }
+    }
+
+    /// The instance of a candidate that was made. None: the driver does not say its UUID.
+    #[must_use]
+    pub fn made(&self, candidate: &Candidate, made: &Made) -> Option<Gpu> {
+        let mut instance = self.instance(candidate);
+        instance.uuid.clone_from(made.uuid.as_ref()?);
+        if let Some(mig) = &mut instance.mig {
+            (mig.gpu_instance, mig.compute_instance) = (made.gpu_instance, made.compute_instance);
+        }
+        Some(instance)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::publish::inventory::Inventory;
+    use crate::publish::inventory::tests::gpu;
+    use std::collections::BTreeMap;
+    use vgpu_mig::candidates::{Administrators, Held};
+    use vgpu_mig::driver::{Engines, Profile};
+    use vgpu_node::gpus::Placement;
+
+    /// Id, name, compute slices, MiB, multiprocessors, size, starts.
+    type Row = (u32, &'static str, u32, u64, u32, u32, &'static [u32]);
+
+    /// The profiles of an H100, as NVIDIA's guide prints them. Its engines are those of the compute slices, and OFA.
+    pub(crate) fn h100() -> Vec<Profile> {
+        const SEVEN: &[u32] = &[0, 1, 2, 3, 4, 5, 6];
+        let rows: [Row; 7] = [
+            (19, "1g.10gb", 1, 9_984, 16, 1, SEVEN),
+            (20, "1g.10gb+me", 1, 9_984, 16, 1, SEVEN),
+            (15, "1g.20gb", 1, 20_096, 26, 2, &[0, 2, 4, 6]),
+            (14, "2g.20gb", 2, 20_096, 32, 2, &[0, 2, 4]),
+            (9, "3g.40gb", 3, 40_448, 60, 4, &[0, 4]),
+            (5, "4g.40gb", 4, 40_448, 64, 4, &[0]),
+            (0, "7g.80gb", 7, 81_152, 132, 8, &[0]),
+        ];
+        let profile = |(id, name, compute_slices, memory_mib, multiprocessors, size, starts): Row| Profile {
+            id,
+            name: name.into(),
+            compute_slices,
+            memory_mib,
+            multiprocessors,
+            copy_engines: compute_slices,
+            engines: Engines {
+                decoders: compute_slices,
+                jpegs: compute_slices,
+                ofas: u32::from(matches!(id, 20 | 0)),
+                encoders: 0,
+            },
+            placements: starts.iter().map(|start| Placement { start: *start, size }).collect(),
+        };
+        rows.map(profile).into()
+    }
+
+    /// GPU 0, an H100 in MIG mode.
+    pub(crate) fn divided(administrators: &[Administrators], held: &[Held]) -> DynamicGpu {
+        let pool = Pool::new(&gpu(0).uuid, &h100(), administrators, held).expect("a pool");
+        DynamicGpu { gpu: gpu(0), pool }
+    }
+
+    #[test]
+    fn a_made_instance_is_the_device_that_was_published_and_no_new_one() {
+        let dynamic = divided(&[], &[]);
+        let candidate = dynamic.pool.find("mig-of-3f8a1c20-3g-40gb-4").expect("a candidate");
+        let made = Made {
+            gpu_instance: 2,
+            compute_instance: 0,
+            uuid: Some("MIG-2".into()),
+        };
+        let gpu = dynamic.made(candidate, &made).expect("a UUID");
+        let name = candidate.name.clone();
+        let mut inventory = Inventory::new(Vec::new()).with_dynamic(vec![dynamic.clone()], BTreeMap::new());
+        assert_eq!((inventory.device(&name), inventory.gpu("MIG-2")), (None, None));
+        inventory.add_made(&name, gpu.clone());
+        assert_eq!(inventory.gpu("MIG-2"), Some(&gpu));
+        assert_eq!(gpu.mig.as_ref().map(|mig| mig.place()), Some((&*dynamic.gpu.uuid, 2)));
+        let as_candidate = dynamic.instance(candidate);
+        assert_eq!(
+            (as_candidate.memory, &as_candidate.uuid),
+            (gpu.memory, &dynamic.gpu.uuid)
+        );
+        assert_eq!(dynamic.made(candidate, &Made { uuid: None, ..made }), None);
+    }
+}
