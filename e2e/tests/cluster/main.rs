@@ -24,7 +24,7 @@
 //! reallocated.rs shares that are reallocated while a former process still uses them
 //! plugin_storm.rs pods created and deleted while the plugin is killed every 2 s
 //! upgrades.rs   upgrade and rollback under load, and releases that never get ready
-//! softgpu.rs    software GPUs that the chart puts on the node; mig.rs those in MIG mode
+//! softgpu.rs    software GPUs that the chart puts on the node (of_chart.rs); mig.rs those in MIG mode
 //! driver_limit.rs a driver that limits cgroups itself, on machines with cgroup v2 alone
 //! node_faults.rs no API server, a reboot, a full disk, a replaced driver
 //! truth.rs      conditions of claims, and pods that bypass the library or use a GPU without a claim
@@ -64,6 +64,7 @@ mod mistakes;
 mod modes;
 mod node_faults;
 mod nodes;
+mod of_chart;
 mod people;
 mod platforms;
 mod plugin_storm;
@@ -270,6 +271,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Observed, "upgrades", upgrades::TESTS),
         (Part::Observed, "node_faults", node_faults::TESTS),
         (Part::Observed, "softgpu", softgpu::TESTS),
+        (Part::Observed, "mig", mig::TESTS),
         (Part::Quota, "quota", quota::ON_KUBE_SCHEDULER),
         (Part::Quota, "kueue", kueue::ON_KUBE_SCHEDULER),
         (Part::Quota, "karpenter", karpenter::ON_KUBE_SCHEDULER),

@@ -1,4 +1,4 @@
-//! GPUs in MIG mode: a claim has an instance whole, and claims share one.
+//! GPUs in MIG mode: a claim has an instance whole, claims share one, and claims make one.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -8,52 +8,125 @@ use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, workload};
 
 use crate::manifests::pod;
-use crate::shared::{self, Installed, LIMIT, Test};
-use crate::softgpu::{STATE, memory_enforced, on_gpus_of_the_chart};
+use crate::of_chart::{STATE, on_gpus_of_the_chart};
+use crate::plugins;
+use crate::shared::{self, Installed, LIMIT, Test, memory_enforced};
 
+pub(crate) const TESTS: &[Test] = &[("claims_make_instances", in_scheduler_mode)];
 pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[("claims_share_an_instance_in_controller_mode", in_controller_mode)];
 
 /// The memory of the larger instance.
 const HALF: u64 = 40_448 << 20;
+/// The memory of the smallest one.
+const EIGHTH: u64 = 9_984 << 20;
+
+/// Skips a test on a machine with a real driver. Returns true if it was skipped.
+fn is_skipped(test: &str) -> bool {
+    let is_real = shared::prepared().gpu.is_nvidia();
+    if is_real {
+        vgpu_skip::skip(test, "the init container refuses this machine, which has a real driver");
+    }
+    is_real
+}
 
 /// A GPU without MIG beside two instances.
 fn in_controller_mode() -> Result<()> {
-    if shared::prepared().gpu.is_nvidia() {
-        vgpu_skip::skip(
-            "mig::claims_share_an_instance_in_controller_mode",
-            "the init container refuses this machine, which has a real driver",
-        );
+    if is_skipped("mig::claims_share_an_instance_in_controller_mode") {
         return Ok(());
     }
     shared::in_namespace_of(shared::controlled()?, "mig", |installed, kube| {
         let values = "softGpu.gpus=2,mig.instances=shared";
         let profile = "gpus = 2\nmig = 1: 3g.40gb@0, 1g.10gb@4\n";
-        on_gpus_of_the_chart(installed, kube, values, profile, || shares(kube))
+        on_gpus_of_the_chart(installed, kube, [STATE, values, profile], || shares(kube))
+    })
+}
+
+/// A GPU without MIG beside one in MIG mode without instances.
+fn in_scheduler_mode() -> Result<()> {
+    if is_skipped("mig::claims_make_instances") {
+        return Ok(());
+    }
+    shared::in_namespace_of(shared::observed()?, "mig", |installed, kube| {
+        let state = format!("{STATE}-dynamic");
+        let values = "softGpu.gpus=2,mig.dynamic=instances";
+        let profile = "gpus = 2\nnvml_pids = own\nmig = 1:\n";
+        on_gpus_of_the_chart(installed, kube, [&state, values, profile], || made(installed, kube))
+    })
+}
+
+/// A claim of this spec of a request, and a pod that has it.
+fn claim(name: &str, exactly: &Value) -> String {
+    let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}});
+    let pod = pod(name, "client", &["vgpu-client", "hold"], name);
+    let pod = pod.replace("resourceClaimTemplateName", "resourceClaimName");
+    format!("{claim}\n---\n{pod}")
+}
+
+/// A request for a whole instance of this profile.
+fn of_profile(profile: &str) -> Value {
+    let expression = format!("device.attributes['dra.vgpu'].profile == '{profile}'");
+    json!({"deviceClassName": "vgpu-mig", "selectors": [{"cel": {"expression": expression}}]})
+}
+
+/// Waits for a pod, and checks that its CUDA has this much memory and that it has the nodes of one instance.
+fn runs_with(kube: &Kube<'_>, pod: &str, memory: u64) -> Result<()> {
+    kube.wait_running(pod, LIMIT)?;
+    let line: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
+    ensure!(line["total"].as_u64() == Some(memory), "{pod}: {line}");
+    let caps = kube.exec(pod, &["ls", "/dev/nvidia-caps"])?;
+    ensure!(caps.split_whitespace().count() == 2, "{pod}: {caps}");
+    Ok(())
+}
+
+fn delete(kube: &Kube<'_>, names: &[&str]) -> Result<()> {
+    kube.run(&[&["delete", "pod"], names].concat())?;
+    kube.run(&[&["delete", "resourceclaim"], names].concat()).map(drop)
+}
+
+/// Instances come with the first claim and go with the last, also while the plugin is killed.
+fn made(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
+    wait(LIMIT, "all places of the GPU to be published", || {
+        Ok((instances(kube)?.len() == 25).then_some(()))
+    })?;
+    let records = || -> Result<usize> {
+        let folder = installed.cluster.node(Node::FIRST).path_inside("/var/lib/vgpu/mig")?;
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        Ok(files
+            .filter(|file| file.path().extension().is_some_and(|end| end == "json"))
+            .count())
+    };
+    ensure!(records()? == 0, "an instance without a claim");
+    kube.apply(&claim("half", &of_profile("3g.40gb")))?;
+    runs_with(kube, "half", HALF)?;
+    kube.apply(&claim("eighth", &of_profile("1g.10gb")))?;
+    runs_with(kube, "eighth", EIGHTH)?;
+    ensure!(records()? == 2, "{} records", records()?);
+    // The rest has no place for another half.
+    kube.apply(&claim("second", &of_profile("3g.40gb")))?;
+    wait(LIMIT, "the pod of the second half to wait", || {
+        let events = kube.get(&["events", "--field-selector", "involvedObject.name=second"])?;
+        Ok(events.to_string().contains("FailedScheduling").then_some(()))
+    })?;
+    plugins::kill(&installed.cluster)?;
+    delete(kube, &["eighth"])?;
+    runs_with(kube, "second", HALF)?;
+    delete(kube, &["half", "second"])?;
+    wait(LIMIT, "the instances to be destroyed", || {
+        Ok((records()? == 0).then_some(()))
     })
 }
 
 /// Two claims have parts of an instance, which a third one that wants all of it then gets when they have ended.
 fn shares(kube: &Kube<'_>) -> Result<()> {
     two_instances(kube)?;
-    let select = |expression: &str| json!([{"cel": {"expression": expression}}]);
-    let claim = |name: &str, exactly: Value| {
-        let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name},
-            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}});
-        let hold = ["vgpu-client", "hold"];
-        let pod = pod(name, "client", &hold, name).replace("resourceClaimTemplateName", "resourceClaimName");
-        format!("{claim}\n---\n{pod}")
-    };
     let part = json!({"deviceClassName": "vgpu", "capacity": {"requests": {"memory": "10Gi", "cores": "25"}},
-        "selectors": select("device.attributes['dra.vgpu'].profile == '3g.40gb'")});
+        "selectors": of_profile("3g.40gb")["selectors"]});
     for name in ["first", "second"] {
-        kube.apply(&claim(name, part.clone()))?;
+        kube.apply(&claim(name, &part))?;
     }
     for name in ["first", "second"] {
-        kube.wait_running(name, LIMIT)?;
-        let line: Value = serde_json::from_str(&kube.exec(name, &["vgpu-client", "check"])?)?;
-        ensure!(line["total"].as_u64() == install::bytes("10Gi"), "{line}");
-        let caps = kube.exec(name, &["ls", "/dev/nvidia-caps"])?;
-        ensure!(caps.split_whitespace().count() == 2, "{caps}");
+        runs_with(kube, name, 10 << 30)?;
     }
     let device = |name: &str| -> Result<Value> {
         let claim = kube.get(&["resourceclaim", name])?;
@@ -68,9 +141,7 @@ fn shares(kube: &Kube<'_>) -> Result<()> {
         first["pool"].as_str().is_some_and(|pool| pool.ends_with("/vgpu-mig")),
         "{first}"
     );
-    let whole = json!({"deviceClassName": "vgpu-mig",
-        "selectors": select("device.attributes['dra.vgpu'].profile == '3g.40gb'")});
-    kube.apply(&claim("whole", whole))?;
+    kube.apply(&claim("whole", &of_profile("3g.40gb")))?;
     wait(
         LIMIT,
         "the pod that wants the instance whole to say why it waits",
@@ -79,11 +150,8 @@ fn shares(kube: &Kube<'_>) -> Result<()> {
             Ok(events.to_string().contains("mig-").then_some(()))
         },
     )?;
-    kube.run(&["delete", "pod", "first", "second"])?;
-    kube.run(&["delete", "resourceclaim", "first", "second"])?;
-    kube.wait_running("whole", LIMIT)?;
-    let line: Value = serde_json::from_str(&kube.exec("whole", &["vgpu-client", "check"])?)?;
-    ensure!(line["total"].as_u64() == Some(HALF), "{line}");
+    delete(kube, &["first", "second"])?;
+    runs_with(kube, "whole", HALF)?;
     // Delete the pod now, because the plugin that the rollback restores does not know these GPUs.
     kube.run(&["delete", "pod", "whole"]).map(drop)
 }

@@ -4,7 +4,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use vgpu_e2e::cluster::{Cluster, Config};
 use vgpu_e2e::install::{self, PublishedGpu};
 use vgpu_e2e::kube::Kube;
@@ -202,4 +202,21 @@ pub(crate) fn plugin_pod(cluster: &Cluster) -> Result<String> {
     ])?;
     let name = pods["items"][0]["metadata"]["name"].as_str().map(str::to_owned);
     name.context("no plugin runs")
+}
+
+/// Waits until a claim's condition says so; it is never True before.
+pub(crate) fn memory_enforced(kube: &Kube<'_>, claim: &str, status: &str, reason: &str) -> Result<()> {
+    let last = std::cell::RefCell::new(Value::Null);
+    let what = format!("MemoryEnforced of {claim} to be {status} for the reason {reason}");
+    let found = wait(LIMIT, &what, || {
+        let claim = kube.get(&["resourceclaim", claim])?;
+        let conditions = claim["status"]["devices"][0]["conditions"].as_array().cloned();
+        let mut conditions = conditions.into_iter().flatten();
+        let memory = conditions.find(|of| of["type"] == "MemoryEnforced").unwrap_or_default();
+        ensure!(status == "True" || memory["status"] != "True", "{memory}");
+        let is_there = memory["status"] == status && memory["reason"] == reason;
+        last.replace(memory);
+        Ok(is_there.then_some(()))
+    });
+    found.with_context(|| format!("the condition was {}", last.borrow()))
 }
