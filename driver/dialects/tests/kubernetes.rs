@@ -75,6 +75,7 @@ fn kubernetes_admits_the_longest_selectors() {
         model: "x".to_owned(),
         memory: mebibytes << 20,
         parent: None,
+        profile: "none".to_owned(),
     };
     let half = Request::fraction(1, Memory::Millionths(500_000), vgpu_dialects::Dialect::Kai);
     for selector in selectors(
