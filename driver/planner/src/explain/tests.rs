@@ -203,7 +203,10 @@ fn a_profile_that_no_node_has_never_fits() {
         "parentUUID": {"string": "GPU-0"}, "profile": {"string": "none"}, "placement": {"string": "none"}}}]);
     let text = why(without, "mine").unwrap().to_string();
     assert!(text.contains("no node publishes an instance: make one"), "{text}");
-    assert!(!text.contains("instances:") && !text.contains("none at none"), "a GPU is no instance: {text}");
+    assert!(
+        !text.contains("instances:") && !text.contains("none at none"),
+        "a GPU is no instance: {text}"
+    );
 }
 
 /// Nobody need wait for an instance that the selectors do not match, although claims share it, or it has a taint.
