@@ -89,7 +89,8 @@ fn files_are_answered_in_words_json_and_yaml() {
     beside["items"][1]["spec"]["selectors"] =
         json!([{"cel": {"expression": "device.attributes['dra.vgpu'].type == 'gpu'"}}]);
     let devices = &mut beside["items"][2]["spec"]["devices"];
-    devices[0]["attributes"] = json!({"type": {"string": "gpu"}});
+    devices[0]["attributes"] =
+        json!({"type": {"string": "gpu"}, "profile": {"string": "none"}, "placement": {"string": "none"}});
     let monitor = json!({"name": "gpu-0-monitor", "attributes": {"type": {"string": "monitor"}}});
     devices.as_array_mut().unwrap().push(monitor);
     std::fs::write(&objects, beside.to_string()).unwrap();
@@ -589,7 +590,8 @@ fn team(more: &[Value]) -> String {
     items[CLASS]["spec"]["selectors"][0]["cel"]["expression"] =
         "device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'gpu'".into();
     let device = &mut items[SLICE]["spec"]["devices"][0];
-    device["attributes"] = json!({"type": {"string": "gpu"}});
+    device["attributes"] =
+        json!({"type": {"string": "gpu"}, "profile": {"string": "none"}, "placement": {"string": "none"}});
     device["capacity"] = json!({"memory": {"value": "80Gi", "requestPolicy": {"default": "80Gi", "validRange": {"min": "64Mi", "step": "1Mi"}}},
         "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}});
     items.extend(more.iter().cloned());

@@ -391,6 +391,21 @@ fn the_policies_do_not_warn_of_what_others_serve() {
         };
         assert_eq!(verdicts[0].denied.len(), warnings, "{values:?}: {:?}", verdicts[0]);
     }
+    // An instance's profile is in the name: one entry is for it alone, and one for all of them.
+    let mut pod = pod;
+    pod["object"]["spec"]["containers"][0]["resources"]["limits"] = json!({"nvidia.com/mig-1g.10gb": "1"});
+    for (served, warnings) in [
+        ("nvidia.com/mig-1g.10gb", 0),
+        ("nvidia.com/mig-", 0),
+        ("nvidia.com/mig-3g.40gb", 1),
+    ] {
+        let value = format!("admission.foreignResources={{{served}}}");
+        let Some(verdicts) = answers(test, &[&value], "Warn", "requests", std::slice::from_ref(&pod)) else {
+            return;
+        };
+        assert_eq!(verdicts[0].errors, Vec::<String>::new(), "{served}");
+        assert_eq!(verdicts[0].denied.len(), warnings, "{served}: {:?}", verdicts[0]);
+    }
 }
 
 /// The policies that hold vgpu-controller to its own templates, and to the annotations of dialects.

@@ -3,7 +3,7 @@
 //! MIG mode is no fault: an administrator switches it on. It is a note. A fault of a GPU in MIG mode taints all of its
 //! instances, and is one finding.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use vgpu_api::{advice, device_type};
@@ -40,11 +40,15 @@ impl Tainted<'_> {
 
     /// The UUID of an instance's GPU; empty for a GPU.
     fn parent(&self) -> &str {
-        text(self.device, "/attributes/parentUUID/string")
+        // A GPU has this attribute too.
+        match is_instance(self.device) {
+            true => text(self.device, "/attributes/parentUUID/string"),
+            false => "",
+        }
     }
 
     fn is_of_instance(&self) -> bool {
-        !self.parent().is_empty() && OF_INSTANCE.contains(&self.kind)
+        is_instance(self.device) && OF_INSTANCE.contains(&self.kind)
     }
 
     /// The UUID of the GPU with the fault.
@@ -64,6 +68,10 @@ impl Tainted<'_> {
             false => format!("GPU {} on node {}", self.gpu(), self.node()),
         }
     }
+}
+
+fn is_instance(device: &Value) -> bool {
+    text(device, "/attributes/type/string") == device_type::MIG
 }
 
 fn tainted(seen: &Seen) -> impl Iterator<Item = Tainted<'_>> {
@@ -111,7 +119,8 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
         faults.entry(fault).or_default().push(one);
     }
     let finding = |all: Vec<Tainted<'_>>| {
-        let holders: Vec<String> = all
+        // A claim may have several instances of the GPU.
+        let holders: BTreeSet<String> = all
             .iter()
             .flat_map(|one| {
                 let device = (text(one.slice, "/spec/pool/name"), text(one.device, "/name"));
@@ -148,7 +157,7 @@ fn mend_instance(one: &Tainted<'_>) -> String {
     format!("kubectl delete the pods whose claims have it (kubectl vgpu top -n NAMESPACE names them): {then}")
 }
 
-fn breaks(one: &Tainted<'_>, holders: &[String]) -> String {
+fn breaks(one: &Tainted<'_>, holders: &BTreeSet<String>) -> String {
     let Some(first) = holders.first() else {
         return "no new claim gets it".to_owned();
     };
@@ -218,9 +227,7 @@ pub(super) fn mig_managers(seen: &Seen) -> Vec<Finding> {
     let instances = |node: &str| {
         let slices = seen.our_slices().filter(|slice| text(slice, "/spec/nodeName") == node);
         let devices = slices.flat_map(|slice| list(slice, "/spec/devices"));
-        devices
-            .filter(|device| text(device, "/attributes/type/string") == device_type::MIG)
-            .count()
+        devices.filter(|device| is_instance(device)).count()
     };
     let finding = |node: &Value| {
         let (name, state) = (

@@ -30,7 +30,8 @@ fn slice(driver: &str, uuid: &str) -> Value {
     json!({"metadata": {"name": format!("slice-of-{driver}")}, "spec": {"driver": driver, "nodeName": "n1",
         "pool": {"name": "n1/vgpu"}, "devices": [
         {"name": "gpu-0", "allowMultipleAllocations": true,
-         "attributes": {"type": {"string": "gpu"}, "uuid": {"string": uuid}}}]}})
+         "attributes": {"type": {"string": "gpu"}, "uuid": {"string": uuid}, "parentUUID": {"string": uuid},
+            "profile": {"string": "none"}, "placement": {"string": "none"}}}]}})
 }
 
 fn claim(injected: &str) -> Value {
@@ -364,6 +365,11 @@ fn a_fault_of_a_gpu_in_mig_mode_is_one_finding_and_an_instance_that_is_gone_one_
     let mut holder = holder();
     holder["status"]["allocation"]["devices"]["results"][0]["pool"] = "n1/vgpu-mig".into();
     holder["status"]["allocation"]["devices"]["results"][0]["device"] = "mig-1".into();
+    // It has both instances.
+    let results = &mut holder["status"]["allocation"]["devices"]["results"];
+    let mut second = results[0].clone();
+    second["device"] = "mig-0".into();
+    results.as_array_mut().expect("results").push(second);
     *objects(&mut seen.claims) = vec![holder];
     let found = findings::of(&seen);
     assert_eq!(found.len(), 1, "{found:#?}");

@@ -223,7 +223,9 @@ impl Explainer<'_, '_, '_, '_> {
                     fitting += 1;
                 }
                 // The search asks selectors last. Nobody need wait for a device that they do not match.
-                Err(Refusal::InUse) if self.is_unmatched(index) => {
+                Err(Refusal::InUse | Refusal::Capacity(_) | Refusal::Counter(_) | Refusal::Taint(_))
+                    if self.is_unmatched(index) =>
+                {
                     reasons.push(self.of_device(Refusal::Mismatch, index)?);
                 }
                 Err(refusal) => reasons.push(self.of_device(refusal, index)?),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::Serialize;
-use vgpu_api::device_type::{PLACEMENT, PROFILE};
+use vgpu_api::device_type::{ATTRIBUTE, MIG, PLACEMENT, PROFILE};
 
 use crate::capacity::Shortage;
 use crate::error::{AllocateError, RequestError};
@@ -72,10 +72,12 @@ pub struct Instance {
 
 impl Instance {
     pub(crate) fn of(device: &Device) -> Option<Self> {
-        let text = |name: &str| device.attributes.get(name)?.text().map(str::to_owned);
-        Some(Self {
-            profile: text(PROFILE)?,
-            placement: text(PLACEMENT).unwrap_or_default(),
+        let text = |name: &str| device.attributes.get(name)?.text();
+        // GPUs have these attributes too.
+        let is_instance = text(ATTRIBUTE) == Some(MIG);
+        is_instance.then(|| Self {
+            profile: text(PROFILE).unwrap_or_default().to_owned(),
+            placement: text(PLACEMENT).unwrap_or_default().to_owned(),
         })
     }
 }

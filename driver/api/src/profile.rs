@@ -27,10 +27,12 @@ impl Profile {
         })
     }
 
-    /// Reads the profile in the name of an instance's device: `mig-<8 digits of its UUID>-<profile>-<first slice>`.
+    /// Reads the profile in the name of an instance's device: `mig-<8 digits of its UUID>-<profile>-<first slice>`; of an
+    /// instance that a claim makes, `mig-of-<8 digits of its GPU's UUID>-<profile>-<first slice>`.
     #[must_use]
     pub fn of_device(device: &str) -> Option<Self> {
-        let (_, profile) = device.strip_prefix("mig-")?.split_once('-')?;
+        let rest = device.strip_prefix("mig-")?;
+        let (_, profile) = rest.strip_prefix("of-").unwrap_or(rest).split_once('-')?;
         Self::parse(profile)
     }
 
@@ -73,6 +75,12 @@ mod tests {
         }
         let of_device = Profile::of_device("mig-0a1b2c3d-3g-40gb-4").map(|profile| profile.bytes_at_most() >> 30);
         assert_eq!(of_device, Some(40));
+        assert_eq!(
+            Profile::of_device("mig-of-3f8a1c20-3g-40gb-4"),
+            Profile::parse("3g.40gb"),
+            "an instance that a claim makes"
+        );
+        assert_eq!(Profile::of_device("mig-of-3f8a1c20"), None);
         assert_eq!(Profile::of_device("mig-0a1b2c3d"), None);
         assert_eq!(Profile::of_device("gpu-0a1b2c3d"), None);
     }

@@ -17,9 +17,6 @@ pub const MEMORY_MAX: u64 = 10 << 40;
 pub const HOST_MEMORY_MAX: u64 = 1 << 50;
 /// Memory is allocated in whole MiB; requests are rounded up to that.
 pub const MEMORY_STEP: u64 = 1 << 20;
-/// The most instances of GPUs in one request: Kubernetes' search for places of partitions takes time that grows with
-/// their number to a high power (20 s for 25 of them).
-pub const INSTANCES_MAX: u32 = 8;
 /// All of a GPU's time, in percent.
 pub const CORES_MAX: u32 = 100;
 

@@ -4,7 +4,7 @@ use vgpu_api::class;
 use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
 
 use crate::instance::{self, ModeKeys};
-use crate::pod::{DeviceKeys, Mode, PodView};
+use crate::pod::{DeviceKeys, Mode, PodView, annotation_at};
 use crate::problem::Problem;
 use crate::request::{Memory, Request};
 use crate::resources::Resources;
@@ -49,6 +49,7 @@ pub(crate) const ANNOTATIONS: &[&str] = &[
 /// `None` if the container gets no GPU, or after a problem.
 pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<Request> {
     if instance::is_asked(container) {
+        warn_beside_instances(pod);
         return instance::read(container, ASKS, pod);
     }
     let is_mig = pod.mode(MODE) == Mode::Mig;
@@ -97,6 +98,19 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
         return instance::of_mode(container, MODE, &asked, &MODE_KEYS, pod);
     }
     Some(request)
+}
+
+/// Warns of annotations that have no effect where a container asks for instances by their profile.
+fn warn_beside_instances(pod: &mut PodView<'_>) {
+    for key in ANNOTATIONS {
+        let value = pod.annotation(key).unwrap_or_default().trim();
+        let says_the_same = *key == MODE && value.eq_ignore_ascii_case("mig");
+        if !value.is_empty() && !says_the_same {
+            let text = "has no effect on containers that ask for instances by a profile (nvidia.com/mig-...); ask by \
+                        nvidia.com/vgpu-mode: mig with nvidia.com/gpumem, or write a ResourceClaimTemplate with selectors";
+            pod.findings.warn(annotation_at(key), text);
+        }
+    }
 }
 
 /// 0 is High, which only a class of the administrator grants; everything else is Low.

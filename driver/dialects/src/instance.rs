@@ -2,7 +2,6 @@
 //! plugin, which KAI reads too, or by HAMi's mode `mig`.
 
 use vgpu_api::config::Dialect;
-use vgpu_api::request::INSTANCES_MAX;
 
 use crate::pod::PodView;
 use crate::problem::Problem;
@@ -20,6 +19,7 @@ pub(crate) fn read(container: &Resources<'_>, others: &[&str], pod: &mut PodView
     let mut asked: Vec<(&str, String)> = container
         .keys()
         .filter_map(|name| Some((name, profile_of(name)?)))
+        .filter(|(name, _)| container.asks_for(&[name]))
         .collect();
     asked.sort_unstable();
     asked.dedup();
@@ -49,15 +49,6 @@ pub(crate) fn request(
     dialect: Dialect,
     pod: &mut PodView<'_>,
 ) -> Option<Request> {
-    if count > u64::from(INSTANCES_MAX) {
-        let advice = format!(
-            "is {count} instances; a container can have at most {INSTANCES_MAX}, because the search for a place takes too long: \
-             divide them among containers"
-        );
-        pod.findings
-            .refuse(Problem::invalid(container.at(key), container.written(key), advice));
-        return None;
-    }
     let count = container.count(key, count, &mut pod.findings)?;
     Some(Request::instances(count, instance, dialect))
 }

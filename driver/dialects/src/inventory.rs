@@ -13,6 +13,8 @@ pub struct Gpu {
     pub memory: u64,
     /// Of an instance of a GPU in MIG mode the UUID of that GPU.
     pub parent: Option<String>,
+    /// The profile of an instance; of a GPU nothing that depends on it.
+    pub profile: String,
 }
 
 /// Every published GPU of our driver, and every instance.
@@ -39,6 +41,7 @@ impl Gpu {
         };
         Some(Self {
             parent,
+            profile: text(device_type::PROFILE).unwrap_or_default(),
             uuid: text("uuid")?,
             model: text("productName").unwrap_or_default(),
             memory: u64::try_from(vgpu_quantity::whole(memory).ok()?).ok()?,

@@ -12,7 +12,7 @@ pub(crate) const PREFIX: &str = "nvidia.com/mig-";
 pub enum Instance {
     /// Those with this profile, as the driver names it: `1g.10gb+me`.
     Profile(String),
-    /// The smallest with at least this much memory, in bytes.
+    /// The smallest of those that are there with at least this much memory, in bytes; if none is, any.
     AtLeast(u64),
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use vgpu_api::class;
 use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
-use vgpu_api::request::{CORES_MAX, INSTANCES_MAX, MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
+use vgpu_api::request::{CORES_MAX, MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
 
 use crate::literal::literal;
 use crate::problem::Problem;
@@ -229,13 +229,6 @@ impl Request {
             );
         }
         match &self.instance {
-            Some(_) if self.count > INSTANCES_MAX => {
-                return invalid(
-                    "count",
-                    self.count.to_string(),
-                    "must be from 1 to 8, the most instances of a request",
-                );
-            }
             Some(Instance::Profile(profile)) if !is_profile(profile) => {
                 return invalid(
                     "instance.profile",

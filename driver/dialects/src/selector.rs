@@ -1,7 +1,7 @@
 //! CEL selectors for the GPUs that a request allows. Text of a user reaches CEL only as a literal.
 
 use vgpu_api::DRIVER_NAME;
-use vgpu_api::device_type::PROFILE;
+use vgpu_api::device_type::{ATTRIBUTE, GPU, PROFILE};
 
 use crate::literal::literal;
 use crate::request::Devices;
@@ -37,7 +37,16 @@ pub(crate) fn selectors(devices: &Devices, uuid: &str) -> Vec<String> {
         .collect()
 }
 
-/// Selects instances with this profile.
-pub(crate) fn profile(name: &str) -> String {
-    format!(r#"device.attributes["{DRIVER_NAME}"].{PROFILE} == {}"#, literal(name))
+/// Selects instances with one of these profiles.
+pub(crate) fn profiles(names: &[String]) -> String {
+    let profile = format!(r#"device.attributes["{DRIVER_NAME}"].{PROFILE}"#);
+    match names {
+        [name] => format!("{profile} == {}", literal(name)),
+        names => format!("{profile} in {}", list(names)),
+    }
+}
+
+/// Selects GPUs and no instances.
+pub(crate) fn is_gpu() -> String {
+    format!(r#"device.attributes["{DRIVER_NAME}"].{ATTRIBUTE} == "{GPU}""#)
 }

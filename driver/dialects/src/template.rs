@@ -16,16 +16,18 @@ use serde_json::{Value, json};
 use vgpu_api::config::Priority;
 use vgpu_api::device_type::PARENT_UUID;
 use vgpu_api::request::{MEMORY_MIN, MEMORY_STEP};
-use vgpu_api::{CONFIG_API_VERSION, CONFIG_KIND, DRIVER_NAME, capacity};
+use vgpu_api::{CONFIG_API_VERSION, CONFIG_KIND, DRIVER_NAME, Profile, capacity};
 use vgpu_quantity::format_bytes;
 
-use crate::inventory::Inventory;
-use crate::profile::Instance;
+use crate::inventory::{Gpu, Inventory};
+use crate::profile::{Instance, is_profile};
 use crate::request::{MILLION, Memory, Request};
 use crate::selector;
 
 /// Kubernetes' limit of alternatives in a request.
 pub const ALTERNATIVES_MAX: usize = 8;
+/// The most profiles that a selector names. They differ only in their attributes, of which there are few.
+const PROFILES_MAX: usize = 16;
 /// The name of the only request of a claim.
 pub const REQUEST_NAME: &str = "gpu";
 
@@ -39,6 +41,10 @@ pub fn template(request: &Request, inventory: &Inventory) -> Option<ResourceClai
         "uuid"
     };
     let mut selectors = selector::selectors(&request.devices, uuid);
+    // Shared instances are in class vgpu too, and have UUIDs of their own, which no list of GPUs forbids.
+    if request.instance.is_none() && !request.devices.not_uuids.is_empty() {
+        selectors.push(selector::is_gpu());
+    }
     let first_of = |alternatives| DeviceRequest {
         name: REQUEST_NAME.to_owned(),
         first_available: Some(alternatives),
@@ -46,10 +52,17 @@ pub fn template(request: &Request, inventory: &Inventory) -> Option<ResourceClai
     };
     let devices = match (&request.instance, request.memory) {
         (Some(Instance::Profile(profile)), _) => {
-            selectors.push(selector::profile(profile));
+            selectors.push(selector::profiles(std::slice::from_ref(profile)));
             exactly(request, selectors, None)
         }
-        (Some(Instance::AtLeast(bytes)), _) => first_of(instances(request, &selectors, *bytes, inventory)),
+        (Some(Instance::AtLeast(bytes)), _) => {
+            let profiles = smallest(request, *bytes, inventory);
+            if !profiles.is_empty() {
+                selectors.push(selector::profiles(&profiles));
+            }
+            selectors.push(format!("{} >= 0", compared(*bytes)));
+            exactly(request, selectors, None)
+        }
         (None, Memory::All) => exactly(request, selectors, None),
         (None, Memory::Bytes(bytes)) => exactly(request, selectors, Some(bytes)),
         (None, Memory::Millionths(part)) => first_of(alternatives(request, &selectors, part, inventory)?),
@@ -110,21 +123,23 @@ fn alternatives(
     (!alternatives.is_empty()).then_some(alternatives)
 }
 
-/// One alternative for each size of instances that is large enough, the smallest first, and one for any that may come later.
-fn instances(request: &Request, selectors: &[String], bytes: u64, inventory: &Inventory) -> Vec<DeviceSubRequest> {
-    let fitting = inventory.gpus.iter().filter(|gpu| gpu.memory >= bytes);
-    let allowed = fitting.filter(|gpu| {
+/// The profiles of the smallest instances that are large enough; those that differ only in attributes, such as `+me`. Not the
+/// larger ones: a quota counts the largest instance that a claim may get. None if there is no such instance: one may come.
+fn smallest(request: &Request, bytes: u64, inventory: &Inventory) -> Vec<String> {
+    let fitting = inventory.gpus.iter().filter(|gpu| {
         let parent = gpu.parent.as_ref();
-        parent.is_some_and(|parent| request.devices.allow(parent, &gpu.model))
+        let is_allowed = parent.is_some_and(|parent| request.devices.allow(parent, &gpu.model));
+        is_allowed && gpu.memory >= bytes && is_profile(&gpu.profile)
     });
-    let sizes: BTreeSet<u64> = allowed.map(|gpu| gpu.memory).collect();
-    let known = groups(sizes.into_iter().collect(), ALTERNATIVES_MAX - 1).into_iter();
-    let known = known.map(|(smallest, largest)| (format!("mib-{}", smallest >> 20), sized(smallest, largest)));
-    let any = ("any".to_owned(), format!("{} >= 0", compared(bytes)));
-    known
-        .chain([any])
-        .map(|(name, sized)| alternative(request, name, selectors, sized, None))
-        .collect()
+    let fitting = fitting.filter_map(|gpu| Some((gpu, Profile::parse(&gpu.profile)?)));
+    let fitting: Vec<(&Gpu, Profile)> = fitting.collect();
+    let of = |(gpu, profile): &&(&Gpu, Profile)| (gpu.memory, profile.compute_slices);
+    let Some((_, smallest)) = fitting.iter().min_by_key(of) else {
+        return Vec::new();
+    };
+    let alike = fitting.iter().filter(|(_, profile)| profile == smallest);
+    let names: BTreeSet<&String> = alike.map(|(gpu, _)| &gpu.profile).collect();
+    names.into_iter().take(PROFILES_MAX).cloned().collect()
 }
 
 fn alternative(

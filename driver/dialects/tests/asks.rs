@@ -76,6 +76,11 @@ fn instances_of_gpus() {
         ("mig-1g.10gb.me=1", of(1, "1g.10gb+me")),
     ];
     each_becomes("nvidia.com/", table);
+    // None of a profile is asked for beside others.
+    let none = translated(&limits(
+        json!({"nvidia.com/mig-1g.10gb": 1, "nvidia.com/mig-3g.40gb": 0, "nvidia.com/gpu": 0}),
+    ));
+    assert_eq!(request(&none), of(1, "1g.10gb"));
     let modes = [
         (
             "nvidia.com/vgpu-mode",
@@ -102,6 +107,19 @@ fn instances_of_gpus() {
     let metadata = json!({"annotations": {"nvidia.com/vgpu-mode": "mig", "nvidia.com/use-gpuuuid": "GPU-1"}});
     let asked = request(&translated(&pod(metadata, json!({"nvidia.com/gpumem": 8000}))));
     assert_eq!(asked.devices.use_uuids, ["GPU-1"]);
+}
+
+#[test]
+fn annotations_beside_a_profile_are_warned_of() {
+    let metadata = json!({"annotations": {"nvidia.com/vgpu-mode": "mig", "nvidia.com/use-gpuuuid": "GPU-1",
+        "nvidia.com/numa-bind": "true"}});
+    let said = warnings(&translated(&pod(metadata, json!({"nvidia.com/mig-1g.10gb": 1}))));
+    for key in ["use-gpuuuid", "numa-bind"] {
+        let words =
+            format!("metadata.annotations[nvidia.com/{key}]: has no effect on containers that ask for instances");
+        assert!(said.contains(&words), "{said}");
+    }
+    assert!(!said.contains("vgpu-mode]"), "{said}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ nvidia.com/gpu=33 | at most 32
 volcano.sh/gpu-number=33 | at most 32
 tencent.com/vcuda-core=3300 | at most 32
 koordinator.sh/gpu=3300 | at most 32
-nvidia.com/mig-1g.10gb=9 | at most 8
+nvidia.com/mig-1g.10gb=33 | at most 32
 nvidia.com/mig-1g.10gb=1 nvidia.com/mig-3g.40gb=1 | is asked for beside nvidia.com/mig-3g.40gb
 nvidia.com/mig-1g.10gb=1 nvidia.com/gpu=1 | is asked for beside nvidia.com/gpu
 nvidia.com/mig-1g.10gb=1500m | whole number

@@ -18,6 +18,7 @@ fn gpus(sizes: &[(&str, u64)]) -> Inventory {
         model: (*model).to_owned(),
         memory: mebibytes << 20,
         parent: None,
+        profile: "none".to_owned(),
     };
     Inventory {
         gpus: sizes.iter().enumerate().map(gpu).collect(),
@@ -55,16 +56,17 @@ fn bytes_are_asked_for_exactly() {
     );
 }
 
-/// A GPU, and instances of another one with these profiles' MiB.
-fn with_instances(sizes: &[u64]) -> Inventory {
+/// A GPU, and instances of another one, by profile and MiB.
+fn with_instances(all: &[(&str, u64)]) -> Inventory {
     let mut inventory = gpus(&[("H100", 81_000)]);
-    let instance = |(at, mebibytes): (usize, &u64)| Gpu {
+    let instance = |(at, (profile, mebibytes)): (usize, &(&str, u64))| Gpu {
         uuid: format!("MIG-{at}"),
         model: "H100".to_owned(),
         memory: mebibytes << 20,
         parent: Some("GPU-parent".to_owned()),
+        profile: (*profile).to_owned(),
     };
-    inventory.gpus.extend(sizes.iter().enumerate().map(instance));
+    inventory.gpus.extend(all.iter().enumerate().map(instance));
     inventory
 }
 
@@ -80,54 +82,67 @@ fn a_profile_is_selected_by_its_name() {
     );
 }
 
+fn expressions(request: &DeviceRequest) -> Vec<String> {
+    let selectors = request.exactly.as_ref().unwrap().selectors.iter().flatten();
+    let expressions = selectors.map(|selector| selector.cel.as_ref().unwrap().expression.clone());
+    expressions.collect()
+}
+
+/// With larger ones as alternatives, a quota would count the largest, and the pod might wait for ever.
 #[test]
-fn the_smallest_instance_with_the_memory_comes_first() {
+fn the_smallest_instance_with_the_memory_is_asked_for_and_no_larger_one() {
     let mode = json!({"annotations": {"nvidia.com/vgpu-mode": "mig", "nvidia.com/use-gpuuuid": "GPU-parent"}});
     let asked = request(&translated(&support::pod(mode, json!({"nvidia.com/gpumem": 12_000}))));
-    let request = device_request(&asked, &with_instances(&[40_000, 9_000, 20_000, 20_000]));
-    let alternatives = request.first_available.expect("alternatives");
-    let names: Vec<&str> = alternatives.iter().map(|one| one.name.as_str()).collect();
-    assert_eq!(
-        names,
-        ["mib-20000", "mib-40000", "any"],
-        "neither the GPU nor what is too small"
-    );
-    for one in &alternatives {
-        assert_eq!((one.device_class_name.as_str(), &one.capacity), ("vgpu-mig", &None));
-        let first = one.selectors.as_ref().unwrap()[0].cel.as_ref().unwrap();
+    let of_gpu = r#"device.attributes["dra.vgpu"].parentUUID in ["GPU-parent"]"#;
+    let large_enough = r#"device.capacity["dra.vgpu"].memory.compareTo(quantity("12000Mi")) >= 0"#;
+    for (all, named) in [
+        (
+            &[
+                ("4g.40gb", 40_000),
+                ("1g.10gb", 9_000),
+                ("2g.20gb", 20_000),
+                ("1g.20gb", 20_000),
+            ][..],
+            Some(r#"profile == "1g.20gb""#),
+        ),
+        (
+            &[("1g.20gb", 20_000), ("1g.20gb+me", 20_000), ("1g.20gb", 20_100)],
+            Some(r#"profile in ["1g.20gb", "1g.20gb+me"]"#),
+        ),
+        // One that is large enough may come.
+        (&[("1g.10gb", 9_000)], None),
+        (&[("\" || true", 20_000)], None),
+    ] {
+        let request = device_request(&asked, &with_instances(all));
+        let exactly = request.exactly.as_ref().expect("one kind");
         assert_eq!(
-            first.expression,
-            r#"device.attributes["dra.vgpu"].parentUUID in ["GPU-parent"]"#
+            (exactly.device_class_name.as_str(), &exactly.capacity),
+            ("vgpu-mig", &None)
         );
+        let named = named.map(|named| format!(r#"device.attributes["dra.vgpu"].{named}"#));
+        let all = [Some(of_gpu.to_owned()), named, Some(large_enough.to_owned())];
+        assert_eq!(expressions(&request), all.into_iter().flatten().collect::<Vec<_>>());
     }
-    let last = alternatives[2].selectors.as_ref().unwrap()[1]
-        .cel
-        .clone()
-        .unwrap()
-        .expression;
-    assert_eq!(
-        last,
-        r#"device.capacity["dra.vgpu"].memory.compareTo(quantity("12000Mi")) >= 0"#
-    );
-    // Without an instance that is large enough, one that comes later.
-    let later = device_request(&asked, &Inventory::default())
-        .first_available
-        .expect("one");
-    assert_eq!(later.len(), 1);
-    let many: Vec<u64> = (20..60).map(|gib| gib << 10).collect();
-    assert_eq!(
-        device_request(&asked, &with_instances(&many))
-            .first_available
-            .expect("some")
-            .len(),
-        8
-    );
     // A part of a GPU is no part of an instance.
     let half = Request::fraction(1, Memory::Millionths(500_000), Dialect::Hami);
-    let half = device_request(&half, &with_instances(&many))
+    let half = device_request(&half, &with_instances(&[("1g.20gb", 20_000)]))
         .first_available
         .expect("one size");
     assert_eq!(half.len(), 1);
+}
+
+/// Shared instances have UUIDs of their own.
+#[test]
+fn a_gpu_that_is_forbidden_gives_no_instances_either() {
+    let asked = annotated("nvidia.com/nouse-gpuuuid", "GPU-1", json!({"nvidia.com/gpumem": 3000}));
+    let request = device_request(&request(&translated(&asked)), &Inventory::default());
+    assert_eq!(
+        expressions(&request),
+        [
+            r#"!(device.attributes["dra.vgpu"].uuid in ["GPU-1"])"#,
+            r#"device.attributes["dra.vgpu"].type == "gpu""#
+        ]
+    );
 }
 
 #[test]
@@ -184,6 +199,7 @@ fn sizes_within_one_mib_share_an_alternative() {
         model: "Tesla T4".to_owned(),
         memory: bytes,
         parent: None,
+        profile: "none".to_owned(),
     };
     let gpus = [15_843_721_216, 15_843_721_216 + 8192, 16 << 30].map(gpu);
     let inventory = Inventory { gpus: gpus.to_vec() };
@@ -276,6 +292,7 @@ fn the_longest_lists_compile_and_match() {
             model: uuid.to_owned(),
             memory: 1 << 34,
             parent: None,
+            profile: "none".to_owned(),
         };
         let used = !key.contains("nouse");
         assert_eq!(matching(&request, &gpu(&many[127])).is_empty(), !used, "{key}");
@@ -313,7 +330,7 @@ proptest! {
         let wanted = request(&translation);
         let request = device_request(&wanted, &Inventory::default());
         for text in items.iter().chain([&other]) {
-            let gpu = Gpu { uuid: text.trim().to_owned(), model: format!("NVIDIA {text} 80GB"), memory: 1 << 34, parent: None };
+            let gpu = Gpu { uuid: text.trim().to_owned(), model: format!("NVIDIA {text} 80GB"), memory: 1 << 34, parent: None, profile: "none".to_owned() };
             prop_assert_eq!(!matching(&request, &gpu).is_empty(), wanted.devices.allow(&gpu.uuid, &gpu.model));
         }
     }

@@ -19,6 +19,9 @@ use crate::gpus::Gpus;
 
 /// The beginning of the key under which a pod's extended resources are reserved.
 const EXTENDED_KEY: &str = "pod-";
+/// The most that evaluating the selectors of one claim may cost, as CEL counts it. One evaluation may cost as much in
+/// Kubernetes; a usual selector costs less than 50.
+const COST_MAX: u64 = 1_000_000;
 /// Kubernetes allocates at most this many devices to a claim.
 pub(crate) const DEVICES_MAX: u64 = 32;
 
@@ -93,11 +96,12 @@ fn worst(claim: &Claim, index: &Index, gpus: &Gpus) -> Result<Amount, Uncounted>
     if let Some(unreadable) = claim.unreadable.as_ref().filter(|_| asked.devices.requests.is_empty()) {
         return Err(Uncounted::Unreadable(unreadable.why.clone()));
     }
+    let limit = gpus.cost().saturating_add(COST_MAX);
     let mut sum = Amount::default();
     for request in &asked.devices.requests {
         let mut worst = Amount::default();
         for ask in request.asks() {
-            worst = worst.worst(worst_of(ask, index, gpus)?);
+            worst = worst.worst(worst_of(ask, index, gpus, limit)?);
         }
         sum += worst;
     }
@@ -180,7 +184,7 @@ pub(crate) fn for_extended(class: &str, count: u64) -> ResourceClaim {
     for_allocator(class, vec![request], Vec::new())
 }
 
-fn worst_of(ask: &Exactly, index: &Index, gpus: &Gpus) -> Result<Amount, Uncounted> {
+fn worst_of(ask: &Exactly, index: &Index, gpus: &Gpus, limit: u64) -> Result<Amount, Uncounted> {
     match counts(index, &ask.class) {
         Counts::Unknown => return Err(Uncounted::NoClass(ask.class.clone())),
         Counts::Nothing => return Ok(Amount::default()),
@@ -198,7 +202,7 @@ fn worst_of(ask: &Exactly, index: &Index, gpus: &Gpus) -> Result<Amount, Uncount
     };
     let memory = requests(capacity::MEMORY).and_then(rounded);
     let cores = cores(requests(capacity::CORES));
-    let (one, count) = gpus.worst(class, ask, memory, cores).ok_or(Uncounted::NoGpu)?;
+    let (one, count) = gpus.worst(class, ask, (memory, cores), limit).ok_or(Uncounted::NoGpu)?;
     Ok(one.times(match ask.mode {
         Mode::Exact(count) => u64::try_from(count).unwrap_or(1).max(1),
         Mode::All | Mode::Unknown(_) => u64::try_from(count).unwrap_or(u64::MAX).min(DEVICES_MAX),
@@ -225,13 +229,23 @@ pub(crate) fn pod_of_key(key: &str) -> Option<&str> {
     key.strip_prefix(EXTENDED_KEY)
 }
 
-/// The most that this many extended resources of a class can use: whole devices.
-pub(crate) fn extended_amount(class: &str, count: u64, index: &Index, gpus: &Gpus) -> Result<Amount, Uncounted> {
-    let one = Exactly {
-        class: class.to_owned(),
-        ..Exactly::default()
-    };
-    Ok(worst_of(&one, index, gpus)?.times(count))
+/// The most that this many extended resources can use, whichever of these classes gives them: whole devices.
+pub(crate) fn extended_amount<'c>(
+    classes: impl IntoIterator<Item = &'c str>,
+    count: u64,
+    index: &Index,
+    gpus: &Gpus,
+) -> Result<Amount, Uncounted> {
+    let limit = gpus.cost().saturating_add(COST_MAX);
+    let mut worst = Amount::default();
+    for class in classes {
+        let one = Exactly {
+            class: class.to_owned(),
+            ..Exactly::default()
+        };
+        worst = worst.worst(worst_of(&one, index, gpus, limit)?);
+    }
+    Ok(worst.times(count))
 }
 
 /// Bytes as the scheduler rounds them. An invalid amount counts like no amount: all of a GPU.
@@ -306,6 +320,10 @@ mod tests {
         assert_eq!(amount(exactly(two)).unwrap().memory, 2 * GI);
         let all = json!({"deviceClassName": "vgpu", "allocationMode": "All"});
         assert_eq!(amount(exactly(all)).unwrap().shares, 2);
+        // No device is known that matches, so a node may come with as many as a claim can have.
+        let huge = json!({"deviceClassName": "vgpu", "allocationMode": "All", "selectors":
+            [{"cel": {"expression": "device.attributes['dra.vgpu'].profile == '1g.10gb'"}}]});
+        assert_eq!(amount(exactly(huge)).unwrap().shares, DEVICES_MAX);
         let watch = json!({"deviceClassName": "vgpu", "adminAccess": true});
         assert_eq!(amount(exactly(watch)), Ok(Amount::default()));
         assert_eq!(
@@ -332,10 +350,13 @@ mod tests {
         let class = json!({"metadata": {"name": "mig"}, "spec": {"selectors": [{"cel": {"expression": cel}}]}});
         index.set_class(serde_json::from_value(class).unwrap());
         gpus.set(&instances("m", &[("1g.10gb", 9)], false), crate::Now::ZERO);
-        let two = extended_amount("mig", 2, &index, &gpus).unwrap();
+        let two = extended_amount(["mig"], 2, &index, &gpus).unwrap();
         assert_eq!((two.memory, two.shares, two.compute_slices), (18 * GI, 2, 2_000_000));
-        assert_eq!(extended_amount("vgpu", 2, &index, &gpus).unwrap().memory, 160 * GI);
-        let huge = extended_amount("mig", u64::MAX, &index, &gpus).unwrap();
+        assert_eq!(extended_amount(["vgpu"], 2, &index, &gpus).unwrap().memory, 160 * GI);
+        // It is not known which of two classes with the name Kubernetes takes.
+        let either = extended_amount(["mig", "vgpu"], 1, &index, &gpus).unwrap();
+        assert_eq!((either.memory, either.compute_slices), (80 * GI, 1_000_000));
+        let huge = extended_amount(["mig"], u64::MAX, &index, &gpus).unwrap();
         assert_eq!(huge.memory, crate::amount::MOST);
     }
 

@@ -24,16 +24,20 @@ pub(crate) fn counts(index: &Index, class: &str) -> Counts {
     }
 }
 
-/// The class whose devices a container gets that asks for this extended resource, if these are shares of our GPUs.
-pub(crate) fn giving<'a>(index: &'a Index, resource: &'a str) -> Option<&'a str> {
+/// The classes whose devices a container may get that asks for this extended resource, if these are shares of our GPUs. Several
+/// classes may have one name.
+pub(crate) fn giving<'a>(index: &'a Index, resource: &'a str) -> Vec<&'a str> {
     if let Some(class) = resource.strip_prefix(IMPLICIT) {
-        return (counts(index, class) == Counts::Shares).then_some(class);
+        let gives = counts(index, class) == Counts::Shares;
+        return gives.then_some(class).into_iter().collect();
     }
     let gives = |class: &&DeviceClass| {
         class.spec.extended_resource_name.as_deref() == Some(resource) && class.may_give_shares()
     };
     let giving = index.classes().filter(gives);
-    giving.map(|class| class.metadata.name.as_str()).min()
+    let mut giving: Vec<&str> = giving.map(|class| class.metadata.name.as_str()).collect();
+    giving.sort_unstable();
+    giving
 }
 
 #[cfg(test)]
@@ -67,7 +71,8 @@ mod tests {
         index.set_class(class("any", json!({})));
         let mut whole = cel("device.driver == 'dra.vgpu'");
         whole["extendedResourceName"] = json!("nvidia.com/gpu");
-        index.set_class(class("gpu", whole));
+        index.set_class(class("gpu", whole.clone()));
+        index.set_class(class("a-gpu", whole));
         for (name, counts) in [
             ("mine", Counts::Shares),
             ("any", Counts::Shares),
@@ -79,9 +84,13 @@ mod tests {
         ] {
             assert_eq!(super::counts(&index, name), counts, "{name}");
         }
-        assert!(giving(&index, "nvidia.com/gpu").is_some());
-        assert!(giving(&index, "deviceclass.resource.kubernetes.io/mine").is_some());
-        assert!(giving(&index, "deviceclass.resource.kubernetes.io/nic").is_none());
-        assert!(giving(&index, "amd.com/gpu").is_none());
+        for (resource, classes) in [
+            ("nvidia.com/gpu", &["a-gpu", "gpu"][..]),
+            ("deviceclass.resource.kubernetes.io/mine", &["mine"]),
+            ("deviceclass.resource.kubernetes.io/nic", &[]),
+            ("amd.com/gpu", &[]),
+        ] {
+            assert_eq!(giving(&index, resource), classes, "{resource}");
+        }
     }
 }

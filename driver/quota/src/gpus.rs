@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use vgpu_allocator::Cel;
 use vgpu_allocator::model::{Device, DeviceClass, Exactly, ResourceSlice};
-use vgpu_api::{DRIVER_NAME, Profile, capacity, device_type};
+use vgpu_api::{DRIVER_NAME, INSTANCE_PREFIX, Profile, capacity, device_type};
 
 use crate::Now;
 use crate::amount::{Amount, bytes};
-use crate::instance::Kind;
+use crate::instance::{Kind, Matches, named_profiles};
 
 /// The GPUs of a slice, and its instances.
 #[derive(Debug, PartialEq)]
@@ -114,7 +113,7 @@ pub(crate) struct Gpus {
     /// The same of instances: their kinds, and those that a claim may get. There are few kinds.
     kinds: Vec<(Arc<Kind>, usize)>,
     possible_kinds: Vec<(Arc<Kind>, usize)>,
-    selectors: Cel,
+    matches: Matches,
 }
 
 /// Adds instances of a kind, and returns the kind that is kept.
@@ -268,11 +267,27 @@ impl Gpus {
         if let Some(known) = self.published(pool, device).or_else(gone) {
             return known.share(memory, cores);
         }
+        // The same as before the allocation, if the name says nothing.
+        let gpu = || {
+            self.worst_gpu(memory, cores)
+                .filter(|_| !device.starts_with(INSTANCE_PREFIX))
+        };
         match Profile::of_device(device) {
             Some(profile) => self.unpublished(profile).share(memory, cores),
-            // The same as before the allocation.
-            None => self.worst_gpu(memory, cores).unwrap_or_default(),
+            None => gpu()
+                .or_else(|| self.worst_of_any(memory, cores, true))
+                .unwrap_or_default(),
         }
+    }
+
+    /// As much as the largest device, and all compute slices if it may be an instance. `None` while no device of ours was
+    /// ever seen.
+    fn worst_of_any(&self, memory: Option<u64>, cores: u64, is_instance: bool) -> Option<Amount> {
+        let memory = memory.or(self.largest())?;
+        let kinds = self.possible_kinds.iter();
+        let slices = kinds.filter_map(|(kind, _)| Some(kind.profile?.compute_slices));
+        let slices = if is_instance { slices.fold(SLICES, u64::max) } else { 0 };
+        Some(Amount::share_of_instance(memory, cores, memory, slices))
     }
 
     /// The largest instance with this profile. Its name alone says the size if no node has one.
@@ -299,43 +314,46 @@ impl Gpus {
         })
     }
 
+    /// What evaluating selectors has cost so far.
+    pub(crate) fn cost(&self) -> u64 {
+        self.matches.cost()
+    }
+
     /// The most that one device of this request may take, whichever it gets, and the number of devices that it may get.
-    /// `None` while no device of ours was ever seen.
+    /// `None` while no device of ours was ever seen. Past the limit of [`Self::cost`] any instance may match.
     pub(crate) fn worst(
         &self,
         class: &DeviceClass,
         ask: &Exactly,
-        memory: Option<u64>,
-        cores: u64,
+        (memory, cores): (Option<u64>, u64),
+        limit: u64,
     ) -> Option<(Amount, usize)> {
-        let is_gpu = [device_type::GPU, device_type::SLOT]
+        let selectors = class.spec.selectors.iter().chain(&ask.selectors);
+        let named = named_profiles(selectors.clone());
+        let gives_gpus = [device_type::GPU, device_type::SLOT]
             .iter()
             .any(|kind| class.may_give(kind));
+        // A GPU has no profile.
+        let is_gpu = gives_gpus && named.is_none();
         let gpu = is_gpu.then(|| self.worst_gpu(memory, cores)).flatten();
         let gpus = gpu.map(|worst| (worst, self.count()));
         let is_instance = class.may_give(device_type::MIG);
         let kinds = self.possible_kinds.iter().filter(|_| is_instance);
-        let selectors = class.spec.selectors.iter().chain(&ask.selectors);
-        let kinds = kinds.filter(|(kind, _)| kind.may_match(selectors.clone(), &self.selectors));
+        let kinds = kinds.filter(|(kind, _)| self.matches.may_match(kind, selectors.clone(), limit));
         let instances = kinds.filter_map(|(kind, count)| Some((kind.worst(memory, cores)?, *count)));
         let all = gpus.into_iter().chain(instances);
         let sum = all.reduce(|(worst, sum), (other, count)| (worst.worst(other), sum + count));
         sum.or_else(|| {
-            // No device that is known fits. A node with another one may come, and only if the pod is not held back.
-            let largest = self.largest()?;
-            let named = match is_instance {
-                true => Kind::named(&selectors, &self.selectors),
-                false => Vec::new(),
-            };
+            // No device that is known fits. A node with others may come, and only if the pod is not held back.
+            self.largest()?;
+            let named = named.filter(|_| is_instance).unwrap_or_default();
+            let named = Kind::named(&named, class, &self.matches, limit);
             let named = named.iter().filter_map(|kind| kind.worst(memory, cores));
-            if let Some(worst) = named.reduce(Amount::worst) {
-                return Some((worst, 1));
-            }
-            let memory = memory.unwrap_or(largest);
-            let kinds = self.possible_kinds.iter();
-            let slices = kinds.filter_map(|(kind, _)| Some(kind.profile?.compute_slices));
-            let slices = if is_instance { slices.fold(SLICES, u64::max) } else { 0 };
-            Some((Amount::share_of_instance(memory, cores, memory, slices), 1))
+            let worst = named.reduce(Amount::worst);
+            Some((
+                worst.or_else(|| self.worst_of_any(memory, cores, is_instance))?,
+                usize::MAX,
+            ))
         })
     }
 
@@ -405,10 +423,13 @@ pub(crate) mod tests {
     const VGPU: &str = "device.attributes['dra.vgpu'].type == 'gpu'
         || device.attributes['dra.vgpu'].type == 'mig' && device.allowMultipleAllocations";
 
+    /// Nobody knows how many devices a node has that may come.
+    const MANY: usize = usize::MAX;
+
     /// Memory, compute slices and number of the devices that a request may get.
     fn worst(gpus: &Gpus, of: &str, selector: &str, memory: Option<u64>) -> Option<(u64, u64, usize)> {
         let ask = json!({"deviceClassName": "c", "selectors": [{"cel": {"expression": selector}}]});
-        let (amount, count) = gpus.worst(&class(of), &serde_json::from_value(ask).unwrap(), memory, 0)?;
+        let (amount, count) = gpus.worst(&class(of), &serde_json::from_value(ask).unwrap(), (memory, 0), u64::MAX)?;
         Some((amount.memory / GI, amount.compute_slices, count))
     }
 
@@ -431,14 +452,30 @@ pub(crate) mod tests {
         assert_eq!(of(&attribute("uuid", "MIG-1")), Some((39, 3_000_000, 3)));
         assert_eq!(of("not CEL"), Some((39, 3_000_000, 3)));
         // A node with such a profile may come.
-        assert_eq!(of(&attribute("profile", "2g.20gb")), Some((20, 2_000_000, 1)));
+        assert_eq!(of(&attribute("profile", "2g.20gb")), Some((20, 2_000_000, MANY)));
         let either = format!("{} || {}", attribute("profile", "2g.20gb"), attribute("uuid", "MIG-9"));
         assert_eq!(of(&either), Some((39, 3_000_000, 3)), "it may match any");
         let two = "device.attributes['dra.vgpu'].profile in ['2g.20gb', '4g.40gb']";
-        assert_eq!(of(two), Some((40, 4_000_000, 1)));
+        assert_eq!(of(two), Some((40, 4_000_000, MANY)));
         let not_read = "device.attributes['dra.vgpu'].profile.startsWith('2g')";
-        assert_eq!(of(not_read), Some((80, 7_000_000, 1)), "as much as any device");
+        assert_eq!(of(not_read), Some((80, 7_000_000, MANY)), "as much as any device");
+        // A name that the selector only mentions.
+        let hidden = format!(
+            "{} || {}",
+            attribute("profile", "2g.20gb"),
+            attribute("architecture", "A")
+        );
+        assert_eq!(
+            of(&format!("({hidden}) && {}", attribute("productName", "B"))),
+            Some((80, 7_000_000, MANY))
+        );
         // Beside other devices.
+        let profile = attribute("profile", "1g.10gb");
+        assert_eq!(
+            worst(&gpus, "true", &profile, None),
+            Some((9, 1_000_000, 2)),
+            "no GPU has it"
+        );
         assert_eq!(worst(&gpus, "true", "true", None), Some((80, 3_000_000, 4)));
         assert_eq!(
             worst(&gpus, VGPU, "true", Some(GI)),
@@ -449,6 +486,21 @@ pub(crate) mod tests {
             gpus.share("whole", "gpu-0", Some(10 * GI), 0),
             Amount::share(10 * GI, 0, 80 * GI)
         );
+    }
+
+    /// As the dialects translate HAMi's mode `mig`: no larger instance is counted than the pod can get.
+    #[test]
+    fn a_translated_claim_counts_the_instance_that_it_gets() {
+        let mut gpus = Gpus::default();
+        let all = [("1g.10gb", 9), ("1g.10gb+me", 9), ("7g.80gb", 79)];
+        gpus.set(&instances("n", &all, false), Now::ZERO);
+        let profile = r#"device.attributes["dra.vgpu"].profile in ["1g.10gb", "1g.10gb+me"]"#;
+        let memory = r#"device.capacity["dra.vgpu"].memory.compareTo(quantity("8000Mi")) >= 0"#;
+        let ask = json!({"deviceClassName": "c", "selectors": [{"cel": {"expression": profile}}, {"cel": {"expression": memory}}]});
+        let (amount, count) = gpus
+            .worst(&class(MIG), &serde_json::from_value(ask).unwrap(), (None, 0), u64::MAX)
+            .unwrap();
+        assert_eq!((amount.memory / GI, amount.compute_slices, count), (9, 1_000_000, 2));
     }
 
     #[test]
@@ -464,7 +516,7 @@ pub(crate) mod tests {
         assert_eq!(worst(&gpus, VGPU, "true", None), Some((40, 4_000_000, 2)));
         assert_eq!(
             worst(&gpus, VGPU, "true", Some(50 * GI)),
-            Some((50, 7_000_000, 1)),
+            Some((50, 7_000_000, MANY)),
             "it fits none"
         );
         assert_eq!(gpus.largest(), Some(40 * GI));
@@ -500,6 +552,19 @@ pub(crate) mod tests {
             "a third"
         );
         assert_eq!(counted(&gpus, "gpu-9", None), (80, 0));
+        assert_eq!(counted(&gpus, "mig-of-3f8a1c20-1g-10gb-4", None), (10, 1_000_000));
+        assert_eq!(
+            counted(&gpus, "mig-new", None),
+            (80, 7_000_000),
+            "a name that is not read"
+        );
+        let mut alone = Gpus::default();
+        alone.set(&instances("n", &[("3g.40gb", 39)], false), Now::ZERO);
+        assert_eq!(
+            counted(&alone, "another", None),
+            (39, 7_000_000),
+            "a name that is not read"
+        );
     }
 
     #[test]

@@ -163,7 +163,8 @@ pub(crate) fn claims_of(claims: &[&str]) -> Value {
 }
 
 pub(crate) fn gpu(name: &str) -> Value {
-    json!({"name": name, "allowMultipleAllocations": true, "attributes": {"type": {"string": "gpu"}}, "capacity": {
+    json!({"name": name, "allowMultipleAllocations": true, "attributes": {"type": {"string": "gpu"},
+        "profile": {"string": "none"}, "placement": {"string": "none"}}, "capacity": {
         "memory": {"value": "80Gi", "requestPolicy": {"default": "80Gi", "validRange": {"min": "64Mi", "step": "1Mi"}}},
         "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}},
         "shares": {"value": "64", "requestPolicy": {"default": "1", "validValues": ["1"]}}}})

@@ -107,13 +107,16 @@ spec:
           ? a.at + '.adminAccess: true is for class vgpu-monitor; use that class to monitor GPUs, or remove the field'
           : ''))
 
-    # With partitions of a GPU the search for places takes time that grows with a high power of their number.
+    {{- $dynamic := ($root.Values.mig).dynamic | default "off" | toString }}
+    {{- if not (has $dynamic (list "off" "false")) }}
+    # Where claims make instances, the search for places takes time that grows with a high power of their number.
     - name: counts
       expression: >-
         variables.asks.map(r, r.map(a,
           a.ask.deviceClassName == 'vgpu-mig' && a.ask.?count.orValue(1) > 8
           ? a.at + '.count: ' + string(a.ask.count) + ' instances are more than the 8 that one request can have: the search for their places takes too long; divide them among several requests or claims'
           : ''))
+    {{- end }}
 
     # Only vgpu-controller allocates devices with the allocator's taint.
     - name: tolerations
@@ -176,8 +179,10 @@ spec:
       messageExpression: variables.capacity.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]
     - expression: variables.access.all(r, r.all(m, m == ''))
       messageExpression: variables.access.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)[0][0]
+    {{- if not (has $dynamic (list "off" "false")) }}
     - expression: variables.counts.all(r, r.all(m, m == ''))
       messageExpression: variables.counts.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)[0][0]
+    {{- end }}
     - expression: variables.tolerations.all(r, r.all(a, a.all(m, m == '')))
       messageExpression: variables.tolerations.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]
     {{- include "vgpu.configValidation" $root | nindent 4 }}

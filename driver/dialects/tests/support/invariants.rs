@@ -89,6 +89,7 @@ fn is_no_more(request: &Request, container: &Container, pod: &Pod) {
         model: "a100".into(),
         memory: size,
         parent: None,
+        profile: "none".to_owned(),
     };
     let _ = template(request, &Inventory { gpus: vec![gpu] });
 }

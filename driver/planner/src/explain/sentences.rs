@@ -145,8 +145,8 @@ impl Described<'_> {
         if section.is_unmatched() && summary.is_of_one_request() && self.is_for_instances(ask.as_deref()) {
             let known: Vec<String> = section.instances.keys().cloned().collect();
             return Some(format!(
-                "no node of the cluster has such an instance, so this never fits, however long it waits: ask for one that is \
-                 there{}, or make such an instance on a GPU in MIG mode",
+                "no node of the cluster has an instance that its selectors match, so this never fits, however long it waits: \
+                 match one that is there{}, or make such an instance on a GPU in MIG mode",
                 few(": ", known)
             ));
         }

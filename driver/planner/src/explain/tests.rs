@@ -194,14 +194,35 @@ fn instances_are_named_by_profile_and_place() {
 fn a_profile_that_no_node_has_never_fits() {
     let answer = why(instances("7g.80gb"), "mine").unwrap();
     let said = &answer.summary.join("\n");
-    let words = "no node of the cluster has such an instance, so this never fits, however long it waits: ask for one that is \
-                 there: 1g.10gb, 3g.40gb, or make such an instance";
+    let words = "no node of the cluster has an instance that its selectors match, so this never fits, however long it waits: \
+                 match one that is there: 1g.10gb, 3g.40gb, or make such an instance";
     assert!(said.contains(words), "{said}");
     assert_eq!((answer.state, &*answer.reason), (Standing::Never, "NeverFits"));
     let mut without = instances("7g.80gb");
-    without[2]["spec"]["devices"] = json!([{"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}}]);
+    without[2]["spec"]["devices"] = json!([{"name": "gpu-0", "attributes": {"type": {"string": "gpu"},
+        "parentUUID": {"string": "GPU-0"}, "profile": {"string": "none"}, "placement": {"string": "none"}}}]);
     let text = why(without, "mine").unwrap().to_string();
     assert!(text.contains("no node publishes an instance: make one"), "{text}");
+    assert!(
+        !text.contains("instances:") && !text.contains("none at none"),
+        "a GPU is no instance: {text}"
+    );
+}
+
+/// Nobody need wait for an instance that the selectors do not match, although claims share it, or it has a taint.
+#[test]
+fn an_instance_that_does_not_match_is_not_waited_for() {
+    let mut shared = instances("1g.10gb");
+    shared[1]["spec"]["selectors"][0]["cel"]["expression"] = json!("device.driver == 'dra.vgpu'");
+    let devices = &mut shared[2]["spec"]["devices"];
+    for device in devices.as_array_mut().unwrap() {
+        device["allowMultipleAllocations"] = true.into();
+        device["attributes"]["profile"] = json!({"string": "3g.40gb"});
+    }
+    shared[4]["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = json!({"requests": {"memory": "20Gi"}});
+    shared.remove(3);
+    let said = why(shared, "mine").unwrap().summary.join("\n");
+    assert!(said.contains("instances: 3g.40gb: 3 not matched"), "{said}");
 }
 
 /// A GPU that is in use, or has too little free, may become free; one that is too small or does not match never does.

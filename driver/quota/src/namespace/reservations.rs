@@ -174,10 +174,8 @@ impl Namespace {
             };
         }
         for extended in &pod.extended {
-            let Some(class) = giving(view.index, &extended.resource) else {
-                continue;
-            };
-            match extended_amount(class, extended.count.unsigned_abs(), view.index, view.gpus) {
+            let classes = giving(view.index, &extended.resource);
+            match extended_amount(classes, extended.count.unsigned_abs(), view.index, view.gpus) {
                 Ok(amount) => *needs.entry(extended_key(&pod.uid)).or_default() += amount,
                 Err(why) => return Needs::Uncounted("of its extended resources".to_owned(), why),
             }

@@ -91,7 +91,8 @@ impl Namespace {
         }
         let extended = pod.extended.iter().filter(|_| made.is_none());
         let extended = extended.filter_map(|extended| {
-            let class = giving(index, &extended.resource)?;
+            let classes = giving(index, &extended.resource);
+            let class = classes.first()?;
             Some(for_extended(class, extended.count.unsigned_abs()))
         });
         wanted.claims.extend(extended);

@@ -14,7 +14,8 @@ pub(super) fn class() -> Value {
 }
 
 pub(super) fn gpu(name: &str, memory: &str) -> Value {
-    json!({"name": name, "allowMultipleAllocations": true, "attributes": {"model": {"string": "h100"}}, "capacity": {
+    json!({"name": name, "allowMultipleAllocations": true, "attributes": {"model": {"string": "h100"},
+        "type": {"string": "gpu"}, "profile": {"string": "none"}, "placement": {"string": "none"}}, "capacity": {
         "memory": {"value": memory, "requestPolicy": {"default": memory, "validRange": {"min": "1Mi", "step": "1Mi"}}},
         "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}},
     }})
