@@ -257,6 +257,9 @@ pub enum Code {
     NoAnswer,
 }
 
+/// NVML_ERROR_INVALID_ARGUMENT.
+pub(crate) const INVALID_ARGUMENT: u32 = 2;
+
 // === impl Code ===
 
 impl Code {
@@ -268,6 +271,16 @@ impl Code {
         (19, Self::InUse),
         (23, Self::InsufficientResources),
     ];
+
+    /// Returns true if nothing was done. Of another code, as of a timeout or a lost GPU, that is not known.
+    #[must_use]
+    pub fn is_refusal(self) -> bool {
+        match self {
+            Self::NoAnswer => false,
+            Self::Other(number) => number == INVALID_ARGUMENT,
+            _ => true,
+        }
+    }
 }
 
 impl From<u32> for Code {

@@ -10,8 +10,7 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] Failed),
     #[error(
-        "GPU {gpu}: MIG mode is off, and this node does not switch it; allow it in the chart's values, or switch it on \
-         (nvidia-smi -mig 1)"
+        "GPU {gpu}: MIG mode is off, and this node does not switch it; switch it on (nvidia-smi -mig 1), or delete pod and claim"
     )]
     ModeOff { gpu: String },
     #[error(

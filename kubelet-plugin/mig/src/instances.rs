@@ -251,7 +251,7 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
                 compute: Vec::new(),
             }),
             Err(source) => {
-                if source.code != Code::NoAnswer {
+                if source.code.is_refusal() {
                     record.stage = Stage::Absent;
                     if record.save(&self.store, true).is_err() {
                         // The create may have failed because of the same instance, an administrator's, which must not look

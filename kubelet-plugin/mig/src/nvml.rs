@@ -12,7 +12,9 @@
 
 #![allow(unsafe_code)] // nvml-wrapper has no functions for GPU instances and compute instances.
 
-use crate::driver::{Answer, Call, Code, ComputeInstance, Engines, GpuInstance, MigDriver, Mode, Profile, Refused};
+use crate::driver::{
+    Answer, Call, Code, ComputeInstance, Engines, GpuInstance, INVALID_ARGUMENT, MigDriver, Mode, Profile, Refused,
+};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
@@ -32,7 +34,6 @@ const SHARED_ENGINES: u32 = 0;
 const MOST_PROFILES: u32 = 64;
 /// No board has more instances of a profile.
 const MOST_INSTANCES: usize = 64;
-const INVALID_ARGUMENT: u32 = 2;
 const NOT_SUPPORTED: u32 = 3;
 const FUNCTION_NOT_FOUND: u32 = 13;
 /// Stands before the profile in NVML's name of it.

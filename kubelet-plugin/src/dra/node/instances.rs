@@ -18,10 +18,12 @@
 //! - The claim was allocated again elsewhere: what it had is unprepared first, if no container has it.
 //! - The driver does not answer: the survey fails, and what the last one found holds.
 
-use super::maker::{Maker, Survey};
+use super::maker::{InstancesInUse, Maker, Survey};
+use super::prepare::check_driver_limits;
 use super::{Error, Node};
 use crate::dra::claim;
 use crate::dra::share::ClaimId;
+use crate::publish::inventory::Gpu;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -70,6 +72,8 @@ impl Node {
 
     /// Makes the instances of a claim's results, as far as they name candidates.
     pub(super) fn make_instances(&mut self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
+        self.check_candidates(claim)?;
+        self.note_instances_in_use();
         let (Some(maker), Ok(inventory)) = (&self.maker, &mut self.scanned.inventory) else {
             return Ok(());
         };
@@ -97,6 +101,61 @@ impl Node {
         Ok(())
     }
 
+    /// Refuses a claim that is not valid before anything is made for it: kubelet repeats the call, and an instance takes a second
+    /// to make and to destroy.
+    fn check_candidates(&self, claim: &ResourceClaim) -> Result<(), Error> {
+        let Some(inventory) = self.inventory().filter(|_| self.maker.is_some()) else {
+            return Ok(());
+        };
+        let mut with_all = inventory.clone();
+        let mut is_any_new = false;
+        for device in claim::devices(claim, &self.config.pools()) {
+            let Some((dynamic, candidate)) = inventory.candidate(device) else {
+                continue;
+            };
+            if inventory.device(device).is_none() {
+                let uuid = format!("MIG-{device}");
+                with_all.add_made(
+                    device,
+                    Gpu {
+                        uuid,
+                        ..dynamic.instance(candidate)
+                    },
+                );
+                is_any_new = true;
+            }
+        }
+        if is_any_new {
+            let shares = claim::shares(claim, &self.config.pools(), &with_all)?;
+            check_driver_limits(&shares, &with_all)?;
+        }
+        Ok(())
+    }
+
+    /// The instances that prepared claims have. A claim of which only files are left may have any.
+    fn instances_in_use(&self) -> InstancesInUse {
+        let in_use = self.checkpoint.in_use();
+        let shared = || in_use.iter().filter(|one| one.has_shares);
+        if !self.damages.lasting.is_empty() || shared().any(|one| one.gpu.is_in_unknown_place()) {
+            return InstancesInUse::Any;
+        }
+        let places = shared().filter_map(|one| one.gpu.mig.as_ref());
+        InstancesInUse::These(places.map(|mig| (mig.parent.clone(), mig.gpu_instance)).collect())
+    }
+
+    fn note_instances_in_use(&self) {
+        if let Some(maker) = &self.maker {
+            maker.note_in_use(self.instances_in_use());
+        }
+    }
+
+    /// Begins a turn, after the claims' records were read.
+    pub(super) fn begin_instances(&self) {
+        if let Some(maker) = &self.maker {
+            maker.begin(self.instances_in_use());
+        }
+    }
+
     /// Unprepares what a claim had before it was allocated again, if instances that claims make are among that or the new devices.
     pub(super) fn release_former(&mut self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
         let Some(known) = self.checkpoint.claims.get(&id.uid).filter(|_| self.maker.is_some()) else {
@@ -118,6 +177,7 @@ impl Node {
 
     /// Destroys the instances of which this claim was the last.
     pub(super) fn release_instances(&mut self, uid: &str) {
+        self.note_instances_in_use();
         let Some(maker) = &mut self.maker else { return };
         if let Err(error) = maker.unprepare(uid) {
             tracing::warn!(uid, "instances of an unprepared claim stay until the next try: {error}");

@@ -1,23 +1,49 @@
 //! The instances of this node's claims: `vgpu_mig` with the records' folder, what was found on each GPU, and what was logged.
+//!
+//! Failure modes:
+//! - An instance is another claim's than its record says, as after a time in which claims made none: it is not destroyed.
+//! - The driver gives no answer: it is not asked again in this turn, because each question may take a minute, and other claims
+//!   of the node wait.
 
 use crate::publish::inventory::Inventory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vgpu_mig::candidates::Held;
 use vgpu_mig::driver::{GpuInstance, Profile};
 use vgpu_mig::records::Stage;
-use vgpu_mig::{Asked, Folder, Instances, Known, Made, MigDriver, Report, Settings};
+use vgpu_mig::{Answer, Asked, Call, Code, Folder, Instances, Known, Made, MigDriver, Refused, Report, Settings};
 use vgpu_node::files::Failed;
 
 /// Makes and destroys the instances of this node's claims.
 pub(super) struct Maker {
-    instances: Instances<Arc<dyn MigDriver + Send + Sync>, Folder>,
+    instances: Instances<Arc<InTurn>, Folder>,
+    in_turn: Arc<InTurn>,
     /// By UUID of the GPU. Asked once: a counter must not change under an allocation, and a driver that is replaced may say other
     /// sizes.
     profiles: BTreeMap<String, Vec<Profile>>,
     /// Problems that were logged already.
     known: BTreeSet<String>,
+}
+
+/// The instances that prepared claims have: UUID of the GPU, and id of the GPU instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum InstancesInUse {
+    These(BTreeSet<(String, u32)>),
+    /// It is not known which.
+    Any,
+}
+
+/// The driver during one turn of the node.
+struct InTurn {
+    driver: Arc<dyn MigDriver + Send + Sync>,
+    state: Mutex<TurnState>,
+}
+
+struct TurnState {
+    /// Why the driver gave no answer in this turn.
+    silence: Option<Refused>,
+    in_use: InstancesInUse,
 }
 
 /// What there is on a GPU on which claims make instances.
@@ -38,11 +64,31 @@ impl Maker {
     /// `folder`: of the records. `boot`: the boot id of the machine.
     pub(super) fn new(driver: Arc<dyn MigDriver + Send + Sync>, folder: PathBuf, boot: String) -> Self {
         let switches_mode = false;
+        let state = TurnState {
+            silence: None,
+            in_use: InstancesInUse::Any,
+        };
+        let in_turn = Arc::new(InTurn {
+            driver,
+            state: Mutex::new(state),
+        });
+        let settings = Settings { boot, switches_mode };
         Self {
-            instances: Instances::new(driver, Folder::new(folder), Settings { boot, switches_mode }),
+            instances: Instances::new(in_turn.clone(), Folder::new(folder), settings),
+            in_turn,
             profiles: BTreeMap::new(),
             known: BTreeSet::new(),
         }
+    }
+
+    /// Begins a turn of the node, in which nothing that is in use is destroyed.
+    pub(super) fn begin(&self, in_use: InstancesInUse) {
+        *self.in_turn.state() = TurnState { silence: None, in_use };
+    }
+
+    /// Notes what is in use now.
+    pub(super) fn note_in_use(&self, in_use: InstancesInUse) {
+        self.in_turn.state().in_use = in_use;
     }
 
     /// Makes the instance that a claim was allocated, or adds the claim to those that use it.
@@ -137,5 +183,39 @@ impl Maker {
             tracing::warn!("{problem}");
         }
         problems
+    }
+}
+
+// === impl InTurn ===
+
+impl InTurn {
+    fn state(&self) -> MutexGuard<'_, TurnState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl MigDriver for InTurn {
+    fn call(&self, gpu: &str, call: &Call) -> Result<Answer, Refused> {
+        let mut state = self.state();
+        if let Some(silence) = &state.silence {
+            return Err(silence.clone());
+        }
+        if let Call::Destroy { gpu_instance } | Call::DestroyCompute { gpu_instance, .. } = call
+            && state.in_use.has(gpu, *gpu_instance)
+        {
+            return Err(Refused::new("not asked", Code::InUse, "a prepared claim has it"));
+        }
+        let answer = self.driver.call(gpu, call);
+        state.silence = answer.as_ref().err().filter(|why| why.code == Code::NoAnswer).cloned();
+        answer
+    }
+}
+
+impl InstancesInUse {
+    fn has(&self, gpu: &str, gpu_instance: u32) -> bool {
+        match self {
+            Self::These(places) => places.contains(&(gpu.to_owned(), gpu_instance)),
+            Self::Any => true,
+        }
     }
 }

@@ -229,6 +229,7 @@ pub type Living = Box<dyn Fn(&[ShareMount]) -> Result<ShareKeys, String> + Send>
 impl Node {
     pub fn set_inventory(&mut self, inventory: Result<Inventory, String>) {
         self.scanned.inventory = inventory;
+        self.note_made();
     }
 
     pub fn set_contexts(&mut self, contexts: BTreeMap<String, ContextSize>) {

@@ -146,6 +146,7 @@ impl Node {
         self.prepared_at
             .retain(|uid, _| self.checkpoint.claims.contains_key(uid));
         self.note_gpus();
+        self.begin_instances();
         Ok(without)
     }
 
@@ -579,7 +580,7 @@ pub(super) fn same_results(prepared: &[PreparedShare], shares: &[Share]) -> bool
 }
 
 /// Refuses a share that requires the driver's limit on a GPU where there is none. Its containers would not start either.
-fn check_driver_limits(shares: &[Share], inventory: &Inventory) -> Result<(), Error> {
+pub(super) fn check_driver_limits(shares: &[Share], inventory: &Inventory) -> Result<(), Error> {
     let requiring = |share: &&Share| share.memory_enforcement == MemoryEnforcement::Require;
     for share in shares.iter().filter(requiring) {
         let known = inventory.gpu(&share.gpu).and_then(|gpu| gpu.driver_limit.as_ref());

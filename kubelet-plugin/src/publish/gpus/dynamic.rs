@@ -5,8 +5,8 @@
 //! - The driver or the records do not answer a survey: what the last one found stays published. Before the first one, the GPU is
 //!   not published.
 //! - The driver answers nothing: the devices stay, with the taint of a driver that is silent.
-//! - The GPU is lost, or its MIG mode is switched off: its devices stay, with the taint of a lost GPU, until the plugin starts
-//!   again. As a whole it is not published meanwhile, because claims may have instances of it.
+//! - The GPU is lost, or its MIG mode is switched off: its devices stay, with the taint of a lost GPU, until it is back or the
+//!   plugin starts again. As a whole it is not published meanwhile, because claims may have instances of it.
 //! - An administrator makes an instance later: what overlaps it is not offered any more, and no counter changes.
 //! - Two GPUs of which the first digits of the UUIDs are equal would have one pool: the second one stays with its administrator.
 
@@ -68,9 +68,7 @@ impl DynamicGpus {
         self.note(list);
         let gpus: Vec<String> = list.divided.iter().map(|gpu| gpu.uuid.clone()).collect();
         let gpus: Vec<String> = gpus.into_iter().filter(|uuid| self.gpus.contains_key(uuid)).collect();
-        if self.gpus.is_empty() {
-            return;
-        }
+        // Also without such a GPU: a record of one that is whole now must not outlive the instance that it names.
         let survey = node.turn(move |node, locked| node.survey(locked, &gpus));
         match tokio::time::timeout(SURVEYED_WITHIN, survey).await {
             Ok(Ok(Ok(surveys))) => self.add(surveys),

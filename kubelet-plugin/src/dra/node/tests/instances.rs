@@ -1,8 +1,8 @@
 //! Claims that make instances, on a driver that remembers them and the software GPU's capability nodes.
 
 use super::*;
-use crate::publish::inventory::DynamicGpu;
 use crate::publish::inventory::dynamic::tests::h100;
+use crate::publish::inventory::{DynamicGpu, Gpu};
 use std::sync::{Arc, Mutex, MutexGuard};
 use vgpu_mig::candidates::Administrators;
 use vgpu_mig::driver::{ComputeInstance, GpuInstance, overlap};
@@ -23,6 +23,12 @@ pub(crate) struct State {
     pub(crate) in_use: Vec<u32>,
     /// The answer to each create.
     pub(crate) refuses: Option<Code>,
+    /// A create is carried out, and its answer is `refuses`.
+    pub(crate) makes_all_the_same: bool,
+    /// How many calls came.
+    pub(crate) calls: usize,
+    /// No call is answered.
+    pub(crate) is_silent: bool,
     boot: u32,
 }
 
@@ -95,6 +101,10 @@ impl State {
             Call::Profiles => Ok(Answer::Profiles(h100())),
             Call::Instances => Ok(Answer::Instances(self.instances.clone())),
             Call::Create { profile, placement } => match self.refuses {
+                Some(code) if self.makes_all_the_same => {
+                    self.create(*profile, *placement)?;
+                    Err(code)
+                }
                 Some(code) => Err(code),
                 None => self.create(*profile, *placement).map(Answer::Created),
             },
@@ -120,7 +130,12 @@ impl State {
 
 impl MigDriver for Machine {
     fn call(&self, _gpu: &str, call: &Call) -> Result<Answer, Refused> {
-        let answer = self.state().answer(call);
+        let mut state = self.state();
+        state.calls += 1;
+        let answer = match state.is_silent {
+            true => Err(Code::NoAnswer),
+            false => state.answer(call),
+        };
         answer.map_err(|code| Refused::new(&format!("{call:?}"), code, ""))
     }
 }
@@ -167,7 +182,16 @@ fn scan(node: &mut Node) -> Survey {
     });
     let administrators: Vec<Administrators> = administrators.collect();
     let pool = Pool::new(&uuid, &survey.profiles, &administrators, &survey.held).expect("a pool");
-    let dynamic = DynamicGpu { gpu: gpu(0), pool };
+    // This release takes several instances.
+    let driver_version = "570.86.10".to_owned();
+    let with_instances = Gpu {
+        driver_version,
+        ..gpu(0)
+    };
+    let dynamic = DynamicGpu {
+        gpu: with_instances,
+        pool,
+    };
     node.set_inventory(Ok(
         Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], BTreeMap::new())
     ));
@@ -211,8 +235,8 @@ fn a_claim_makes_its_instance_and_its_end_destroys_it_also_after_a_restart() {
     let mut node = start(&rig, &machine);
     assert_eq!(machine.starts(), [4], "its claim is prepared");
     assert!(
-        node.inventory().and_then(|inventory| inventory.gpu("MIG-2")).is_none(),
-        "not before a turn"
+        node.inventory().and_then(|inventory| inventory.gpu("MIG-2")).is_some(),
+        "as soon as its GPU is listed"
     );
     prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared before");
     assert!(node.claims().in_use().iter().all(|one| one.is_made));
@@ -361,4 +385,93 @@ fn a_claim_that_was_allocated_again_has_its_new_instance_alone() {
         .to_string();
     assert!(said.contains("still has its share"), "{said}");
     assert_eq!(machine.starts(), [0]);
+}
+
+/// As after a time in which claims made no instances on this node: the record is of a claim that has ended meanwhile.
+#[test]
+fn an_instance_that_another_claim_has_is_not_destroyed() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    scan(&mut node);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
+    let made = node
+        .inventory()
+        .and_then(|inventory| inventory.gpu("MIG-2").cloned())
+        .expect("made");
+    // The flag is off: the instance is one as any other.
+    let mut node = rig.open();
+    let named = |node: &Node| node.inventory().expect("listed").by_index()[0].0.to_owned();
+    node.set_inventory(Ok(Inventory::new(vec![made])));
+    unprepare(&mut node, "u1").expect("unprepared");
+    let device = named(&node);
+    prepare(&mut node, of("u2", &[&device])).expect("the instance is free");
+    // The flag is on again.
+    let mut node = start(&rig, &machine);
+    scan(&mut node);
+    assert_eq!(machine.starts(), [4], "claim u2 has it");
+    unprepare(&mut node, "u2").expect("unprepared");
+    scan(&mut node);
+    assert_eq!(machine.starts(), [0; 0], "nobody has it");
+}
+
+#[test]
+fn nothing_is_made_for_a_claim_that_is_not_valid() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    scan(&mut node);
+    let before = machine.state().calls;
+    let refused = prepare(&mut node, share_of("u1", LAST_HALF, 400))
+        .expect_err("more than it has")
+        .to_string();
+    assert!(refused.contains("400Gi"), "{refused}");
+    let (id, mut claim) = of("u2", &[LAST_HALF]);
+    let devices = claim
+        .status
+        .as_mut()
+        .and_then(|status| status.allocation.as_mut()?.devices.as_mut());
+    let require = json!([{"source": "FromClaim", "opaque": {"driver": "dra.vgpu", "parameters": {
+        "apiVersion": vgpu_api::CONFIG_API_VERSION, "kind": vgpu_api::CONFIG_KIND, "memoryEnforcement": "Require"}}}]);
+    devices.expect("devices").config = serde_json::from_value(require).expect("a config");
+    prepare(&mut node, (id, claim)).expect_err("an instance has no limit of the driver");
+    let asked = machine.state().calls - before;
+    assert!(
+        machine.starts().is_empty() && asked <= 2,
+        "{asked} calls for two claims that are not valid"
+    );
+}
+
+/// A timeout does not say whether the instance was made.
+#[test]
+fn a_create_that_ends_unclear_is_the_claims_and_goes_with_it() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    scan(&mut node);
+    (machine.state().refuses, machine.state().makes_all_the_same) = (Some(Code::Other(10)), true);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect_err("a timeout");
+    machine.state().refuses = None;
+    assert!(scan(&mut node).administrators.is_empty(), "it is nobody else's");
+    scan(&mut node);
+    assert_eq!(machine.starts(), [0; 0], "the claim was not prepared");
+}
+
+/// Each question may take a minute, and other claims wait.
+#[test]
+fn a_silent_driver_is_asked_once_in_a_turn() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    scan(&mut node);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
+    prepare(&mut node, of("u2", &[FIRST_HALF])).expect("prepared");
+    let before = machine.state().calls;
+    machine.state().is_silent = true;
+    let locked = node.locked();
+    let answers = node.unprepare(&locked, &["u1", "u2"]);
+    assert!(
+        answers.iter().all(Result::is_ok),
+        "the claims end all the same: {answers:?}"
+    );
+    assert_eq!(machine.state().calls - before, 1);
+    machine.state().is_silent = false;
+    scan(&mut node);
+    assert_eq!(machine.starts(), [0; 0]);
 }
