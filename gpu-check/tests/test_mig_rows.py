@@ -64,7 +64,7 @@ class Rules(unittest.TestCase):
         self.fails(device, "compute instance's id: NVML answers 6", devices=[{**DEVICE, "ci": [6, 0]}])
         self.fails("GPU 0: instance 0, NVIDIA H100", "no profile", devices=[{**DEVICE, "name": "NVIDIA H100"}])
 
-    def test_what_is_not_said_is_skipped_or_told(self):
+    def test_what_is_not_said_is_left_out_or_told(self):
         row = rows(profiles=[{**PROFILE, "code": 4, "placements": None}])["GPU 0: placements"]
         self.assertEqual((row.outcome, row.note), ("skipped", mig_rows.PRIVILEGED))
         row = rows(gpu_instances=[])["GPU 0: GPU instances"]

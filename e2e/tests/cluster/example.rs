@@ -12,6 +12,7 @@ use crate::dialects;
 use crate::fleet::wait_for_event;
 use crate::kueue;
 use crate::manifests::{HOLD, pod};
+use crate::mig;
 use crate::quota;
 use crate::shared::{self, LIMIT, Test};
 
@@ -292,6 +293,7 @@ fn every_example() -> Result<()> {
             .chain(dialects::ON_KUBE_SCHEDULER)
             .chain(quota::ON_KUBE_SCHEDULER)
             .chain(kueue::ON_KUBE_SCHEDULER)
+            .chain(mig::TESTS)
             .any(|(known, _)| known.starts_with(&test))
         {
             bail!("no test runs the example {name}");

@@ -12,7 +12,10 @@ use crate::of_chart::{STATE, on_gpus_of_the_chart};
 use crate::plugins;
 use crate::shared::{self, Installed, LIMIT, Test, memory_enforced};
 
-pub(crate) const TESTS: &[Test] = &[("claims_make_instances", in_scheduler_mode)];
+pub(crate) const TESTS: &[Test] = &[
+    ("example_mig_has_an_instance_whole", whole_instances),
+    ("claims_make_instances", in_scheduler_mode),
+];
 pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[("claims_share_an_instance_in_controller_mode", in_controller_mode)];
 
 /// The memory of the larger instance.
@@ -38,6 +41,20 @@ fn in_controller_mode() -> Result<()> {
         let values = "softGpu.gpus=2,mig.instances=shared";
         let profile = "gpus = 2\nmig = 1: 3g.40gb@0, 1g.10gb@4\n";
         on_gpus_of_the_chart(installed, kube, [STATE, values, profile], || shares(kube))
+    })
+}
+
+/// A GPU without MIG beside two instances.
+fn whole_instances() -> Result<()> {
+    if is_skipped("mig::example_mig_has_an_instance_whole") {
+        return Ok(());
+    }
+    shared::in_namespace_of(shared::observed()?, "mig", |installed, kube| {
+        let state = format!("{STATE}-whole");
+        let profile = "gpus = 2\nnvml_pids = own\nmig = 1: 3g.40gb@0, 1g.10gb@4\n";
+        on_gpus_of_the_chart(installed, kube, [&state, "softGpu.gpus=2", profile], || {
+            whole(installed, kube, &state)
+        })
     })
 }
 
@@ -180,7 +197,7 @@ fn instances(kube: &Kube<'_>) -> Result<Vec<(String, Vec<String>)>> {
 }
 
 /// The documented example gets the instance that is large enough, whole, and sees nothing else. One that is destroyed is tainted.
-pub(crate) fn whole(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
+fn whole(installed: &Installed, kube: &Kube<'_>, state: &str) -> Result<()> {
     two_instances(kube)?;
     kube.apply(&workload::manifests(&install::example("mig"))?)?;
     kube.wait_running("mig", LIMIT)?;
@@ -210,13 +227,15 @@ pub(crate) fn whole(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
         Ok(events.to_string().contains("FailedScheduling").then_some(()))
     })?;
     kube.run(&["delete", "pod", "second", "--wait=false"])?;
-    let state = installed.cluster.node(Node::FIRST).path_inside(STATE)?;
-    std::fs::write(state.join("control"), "gone 3 1\n").context("cannot write the control file")?;
+    let state = installed.cluster.node(Node::FIRST).path_inside(state)?;
+    std::fs::write(state.join("control"), "gone 1 1\n").context("cannot write the control file")?;
     wait(LIMIT, "the destroyed instance to be tainted", || {
         let all = instances(kube)?;
         let found = all.iter().find(|(name, _)| name == device);
         Ok(found
             .is_some_and(|(_, taints)| taints.contains(&"dra.vgpu/lost".to_owned()))
             .then_some(()))
-    })
+    })?;
+    // Delete the pod now, because the plugin that the rollback restores does not know these GPUs.
+    kube.run(&["delete", "pod", "mig"]).map(drop)
 }

@@ -1,5 +1,5 @@
 //! The chart's `softGpu.gpus`: its init container puts software GPUs on the node, and pods have shares of them. One of them
-//! has the system's memory, and its size is the chart's. Another one is in MIG mode, and a pod has one of its instances.
+//! has the system's memory, and its size is the chart's.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -9,7 +9,6 @@ use vgpu_e2e::wait::wait;
 
 use crate::load::{PROVES, share};
 use crate::manifests::{HOLD, pod};
-use crate::mig;
 use crate::of_chart::{STATE, on_gpus_of_the_chart};
 use crate::shared::{self, Installed, LIMIT, Test, memory_enforced};
 
@@ -18,10 +17,9 @@ pub(crate) const TESTS: &[Test] = &[(
     from_the_chart,
 )];
 
-const VALUES: &str = "softGpu.gpus=4,gpuMemory.Software GPU GB10=40Gi";
-/// The init container leaves it as it is. The driver lists processes; the third GPU's memory is also the system's, and the
-/// fourth one has instances.
-const PROFILE: &str = "gpus = 4\nnvml_pids = own\nunified = 2\nmig = 3: 3g.40gb@0, 1g.10gb@4\n";
+const VALUES: &str = "softGpu.gpus=3,gpuMemory.Software GPU GB10=40Gi";
+/// The init container leaves it as it is. The driver lists processes; the third GPU's memory is also the system's.
+const PROFILE: &str = "gpus = 3\nnvml_pids = own\nunified = 2\n";
 
 fn from_the_chart() -> Result<()> {
     if shared::prepared().gpu.is_nvidia() {
@@ -48,10 +46,8 @@ fn shares(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     kube.wait_running("on-a-software-gpu", LIMIT)?;
     kube.exec("on-a-software-gpu", &["sh", "-c", PROVES])?;
     configured(kube)?;
-    mig::whole(installed, kube)?;
     // Delete the pods now, because the plugin that the rollback restores does not know these GPUs.
-    kube.run(&["delete", "pod", "on-a-software-gpu", "unified", "mig"])
-        .map(drop)
+    kube.run(&["delete", "pod", "on-a-software-gpu", "unified"]).map(drop)
 }
 
 /// The size is the chart's, the limit holds, and nothing says that it was checked.
