@@ -244,7 +244,7 @@ fn visible_devices_are_read_as_cuda_reads_them() {
     assert_eq!(seen(&bench, "MIG-11111111-2222-3333-4444-555555555555"), none());
 }
 
-/// Of an instance of a GPU in MIG mode, only the second version of CUDA's function has the UUID, and NVML lists it below
+/// For an instance of a GPU in MIG mode, only the second version of CUDA's function has the UUID, and NVML lists it below
 /// its GPU, beside which there is another one.
 #[test]
 fn a_share_of_an_instance_is_the_only_device_of_cuda_and_nvml() {

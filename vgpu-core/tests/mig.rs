@@ -108,7 +108,7 @@ fn the_gpu_of_an_instance_shows_nothing_of_other_instances() {
     assert_eq!(caller.say("nvmlDeviceGetCount_v2 >5"), "0");
     assert_eq!(caller.get(5) & 0xffff_ffff, 1);
     caller.gives("nvmlDeviceGetHandleByIndex_v2 1 >5", INVALID);
-    // What programs need of the GPU is there.
+    // All that programs need of the GPU is there.
     caller.ok("nvmlDeviceGetPciInfo_v3 @2 >5");
     caller.ok("nvmlDeviceGetPowerUsage @2 >5");
     holding.kill();

@@ -148,7 +148,7 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     faults.into_values().filter_map(finding).collect()
 }
 
-/// What to do about an instance that was destroyed, or made again in another way, while claims may hold it.
+/// The advice about an instance that was destroyed, or made again in another way, while claims may hold it.
 fn mend_instance(one: &Tainted<'_>) -> String {
     let then = match one.kind {
         "replaced" => "the instance in its place is then published",

@@ -1,7 +1,7 @@
 //! The name of an instance's profile: `3g.40gb`, `1g.10gb+me`, `1c.3g.40gb`. Names and sizes vary by driver and board, so
 //! nothing here is a table of them.
 
-/// What a profile's name says. The memory is rounded: an instance `3g.40gb` has 39.5 GiB.
+/// The meaning of a profile's name. The memory is rounded: an instance `3g.40gb` has 39.5 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
     pub compute_slices: u64,

@@ -11,7 +11,7 @@ pub struct Gpu {
     pub model: String,
     /// Capacity `memory`, in bytes.
     pub memory: u64,
-    /// Of an instance of a GPU in MIG mode the UUID of that GPU.
+    /// If it is an instance of a GPU in MIG mode: the UUID of that GPU.
     pub parent: Option<String>,
     /// The profile of an instance; of a GPU nothing that depends on it.
     pub profile: String,

@@ -103,7 +103,7 @@ fn instances_of_gpus() {
             warnings(&translation)
         );
     }
-    // Of this GPU only.
+    // Only the part of this GPU.
     let metadata = json!({"annotations": {"nvidia.com/vgpu-mode": "mig", "nvidia.com/use-gpuuuid": "GPU-1"}});
     let asked = request(&translated(&pod(metadata, json!({"nvidia.com/gpumem": 8000}))));
     assert_eq!(asked.devices.use_uuids, ["GPU-1"]);

@@ -23,7 +23,7 @@ pub(crate) struct Cluster {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seat {
     pub(crate) node: String,
-    /// What its devices add to its requests: see [`crate::device_overhead`].
+    /// The amounts that its devices add to its requests: see [`crate::device_overhead`].
     pub(crate) overhead: Requests,
 }
 
@@ -131,7 +131,7 @@ impl Cluster {
         node.filter(|_| !pod.is_finished).map(String::as_str)
     }
 
-    /// What a pod that is bound or assumed takes of its node.
+    /// The amounts that a pod that is bound or assumed takes of its node.
     pub(crate) fn taken_by(&self, key: &str, pod: &Pod) -> Requests {
         let mut taken = pod.requests.clone();
         if let Some(seat) = self.assumed.get(key).filter(|_| pod.node.is_none()) {

@@ -21,7 +21,7 @@ use vgpu_allocator::model::Allocation;
 
 use crate::model::{Pod, Requests};
 
-/// What the allocated devices of a pod's claims take of the node. `allocations`: by the key of the claim.
+/// The amounts that the allocated devices of a pod's claims take of the node. `allocations`: by the key of the claim.
 pub(crate) fn of(pod: &Pod, allocations: &BTreeMap<String, &Allocation>, index: &Index) -> Requests {
     let mut sum = Requests::default();
     for (claim, allocation) in allocations {

@@ -313,7 +313,7 @@ impl Checks<'_, '_, '_> {
         is_accepted
     }
 
-    /// What the devices of all claims of the pod would take of the node.
+    /// The amounts that the devices of all claims of the pod would take of the node.
     fn taken(&self, asked: &[&ResourceClaim], placement: &Placement, index: &Index) -> Requests {
         let pinned = self.sorted.pinned.iter();
         let pinned = pinned.map(|(name, allocation)| (self.pod.claim_key(name), *allocation));

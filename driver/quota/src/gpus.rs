@@ -314,7 +314,7 @@ impl Gpus {
         })
     }
 
-    /// What evaluating selectors has cost so far.
+    /// The cost of all evaluations of selectors so far.
     pub(crate) fn cost(&self) -> u64 {
         self.matches.cost()
     }

@@ -143,7 +143,7 @@ struct Results {
 }
 
 impl Matches {
-    /// What all evaluations so far have cost.
+    /// The cost of all evaluations so far.
     pub(crate) fn cost(&self) -> u64 {
         self.cel.cost()
     }

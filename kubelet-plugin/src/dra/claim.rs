@@ -364,7 +364,7 @@ fn consumed(at: &str, result: &Allocated, gpu: &Gpu) -> Result<(u64, u32), Error
     let memory = amount(capacity::MEMORY, request::MEMORY_MIN, gpu.memory)?;
     let cores = amount(capacity::CORES, 0, u64::from(request::CORES_MAX))?;
     amount(capacity::SHARES, 1, 1)?;
-    // Of an instance's multiprocessors the slice lets each share take none.
+    // The slice lets each share take none of an instance's multiprocessors.
     let of_instances = gpu.mig.is_some().then_some(capacity::MULTIPROCESSORS);
     let known: Vec<&str> = [capacity::MEMORY, capacity::CORES, capacity::SHARES]
         .into_iter()

@@ -119,7 +119,7 @@ impl Nvml {
         // A call for an instance that was carried out would be refused the second time, as if nothing had been done.
         let is_sample = matches!(question, Question::Sample { .. });
         let may_repeat = conversation.is_some() && is_sample;
-        // What a list shows must not change later by a call from before the list.
+        // A call from before a list must not change later what that list showed.
         let is_ending = self.0.unended.load(Ordering::Acquire) > 0 && self.process().paused.is_none();
         if is_ending && !is_sample {
             return Err(NvmlError::Ending);

@@ -27,7 +27,7 @@ pub struct Plan {
     pub create: Vec<ResourceSlice>,
 }
 
-/// What the API server stored for devices and counters that were sent, both as JSON. Fields that it drops or writes differently
+/// The values that the API server stored for devices and counters that were sent, both as JSON. Fields that it drops or writes differently
 /// must not be sent again and again.
 pub type Stored = BTreeMap<String, String>;
 
@@ -38,7 +38,7 @@ impl Owner {
         format!("{}/{}", self.node, slice.pool)
     }
 
-    /// What a slice of one of this node's pools says. None: it is of another pool.
+    /// The content of a slice of one of this node's pools. None: it is of another pool.
     fn read(&self, slice: &ResourceSlice) -> Option<Slice> {
         let pool = slice.spec.pool.name.strip_prefix(&self.node)?.strip_prefix('/')?;
         Some(Slice {
@@ -159,7 +159,7 @@ pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device>
     slices.flat_map(devices).cloned().collect()
 }
 
-/// What the slices that the scheduler uses say. None: there is no slice, or one of a pool is missing.
+/// The content of the slices that the scheduler uses. None: there is no slice, or one of a pool is missing.
 #[must_use]
 pub fn used_slices(owner: &Owner, existing: &[ResourceSlice]) -> Option<Vec<Slice>> {
     let mut used = Vec::new();

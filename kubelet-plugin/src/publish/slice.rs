@@ -32,7 +32,7 @@ pub struct Sharing {
     pub of_instances: bool,
 }
 
-/// What a ResourceSlice says of the node: devices, or counters that devices of its pool take from.
+/// The content of a ResourceSlice: devices, or counters that devices of its pool take from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slice {
     /// The name of its pool after the node's name and a slash.

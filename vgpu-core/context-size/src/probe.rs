@@ -230,7 +230,7 @@ impl Cuda {
 
     fn device(&self, uuid: &str) -> Result<c_int, Error> {
         let count_of: unsafe extern "C" fn(*mut c_int) -> c_int = self.function("cuDeviceGetCount")?;
-        // Of an instance of a GPU in MIG mode, the first version has the UUID of the GPU. Drivers before 11.4 lack the second.
+        // For an instance of a GPU in MIG mode, the first version has the UUID of the GPU. Drivers before 11.4 lack the second.
         let newest = self.function("cuDeviceGetUuid_v2");
         let uuid_of: unsafe extern "C" fn(*mut c_void, c_int) -> c_int =
             newest.or_else(|_| self.function("cuDeviceGetUuid"))?;

@@ -276,7 +276,7 @@ impl Devices {
 
     fn of(gpus: &[Gpu], ordinal: c_int) -> Option<(c_int, usize)> {
         let (mut device, mut uuid) = (0, [0_u8; 16]);
-        // Of an instance of a GPU in MIG mode, the first version has the UUID of the GPU. Drivers before 11.4 lack the second.
+        // For an instance of a GPU in MIG mode, the first version has the UUID of the GPU. Drivers before 11.4 lack the second.
         let get_uuid = if real::has(crate::names::slot::cuDeviceGetUuid_v2) {
             real!(cuDeviceGetUuid_v2(*mut c_void, c_int))
         } else {

@@ -227,7 +227,7 @@ impl State {
         }
         let made = self.locked(|| {
             let others = self.shapes(gpu);
-            // What uses the whole GPU is noticed at the first instance.
+            // Use of the whole GPU is noticed at the first instance.
             if others.is_empty() && self.has_users(gpu) {
                 return Err(Refused::InUse);
             }

@@ -153,7 +153,7 @@ const H200: [Shape; 7] = eight([
     ("7g.141gb", 143_104, 132, 8, [7, 0, 7, 1]), // assumed: 8 copy engines, as an H100's 7g has
 ]);
 
-/// Of its copy engines and decoders, NVIDIA's guide and `-lgip` differ; these are those of `-lgip` where it was seen.
+/// NVIDIA's guide and `-lgip` differ about its copy engines and decoders; these are those of `-lgip` where it was seen.
 const B200: [Shape; 7] = eight([
     ("1g.23gb", 22_528, 18, 2, [1, 0, 1, 0]),
     ("1g.23gb+me", 22_528, 18, 2, [1, 0, 1, 1]),

@@ -184,7 +184,7 @@ impl State {
         self.mig_modes(gpu)[0] || self.control().has_mig(gpu)
     }
 
-    /// What clients can allocate on a GPU or in an instance; nothing in one that is gone.
+    /// The memory that clients can allocate on a GPU or in an instance; nothing in one that is gone.
     pub fn memory_of(&self, device: usize) -> u64 {
         if device < self.profile.gpus as usize {
             return self.profile.memory;

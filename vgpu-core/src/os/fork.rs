@@ -26,7 +26,7 @@ struct Link {
 }
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
-/// Of the mapping: the kernel rounds it up to whole pages.
+/// The size of the mapping: the kernel rounds it up to whole pages.
 const PAGE_SIZE: usize = size_of::<Page>();
 const FORK_WAIT: Duration = Duration::from_millis(200);
 

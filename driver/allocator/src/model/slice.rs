@@ -68,7 +68,7 @@ pub struct Device {
     pub node_allocatable_resources: Option<Arc<LiteMap<String, NodeAllocatableResource>>>,
 }
 
-/// What a device takes of a resource of its node. Kubernetes also knows a `mapping`, for devices that are themselves
+/// The amount that a device takes of a resource of its node. Kubernetes also knows a `mapping`, for devices that are themselves
 /// CPU or memory; the field is not read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]

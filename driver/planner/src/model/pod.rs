@@ -82,7 +82,7 @@ pub struct Unusual {
     pub extended_claim: Option<String>,
     /// How often its containers name each of `claims`, if that is not once each.
     pub references: Vec<usize>,
-    /// What its requests at pod level leave beside the requests of its containers.
+    /// The amounts that its requests at pod level leave beside the requests of its containers.
     pub left_at_pod_level: Requests,
 }
 
@@ -467,7 +467,7 @@ impl Pod {
         of_claim.map(|(at, _)| counts.get(at).copied().unwrap_or(1)).sum()
     }
 
-    /// What its devices add to its requests, if they take this of the node: nothing of a resource that it requests at pod
+    /// The amounts that its devices add to its requests, if they take this of the node: nothing of a resource that it requests at pod
     /// level, because that request is for containers and devices together.
     #[must_use]
     pub fn added_by(&self, taken: &Requests) -> Requests {

@@ -6,7 +6,7 @@ use vgpu_quantity::Quantity;
 
 use super::Requests;
 
-/// What the devices of a claim take of the node.
+/// The amounts that the devices of a claim take of the node.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(super) struct TakenByClaim {

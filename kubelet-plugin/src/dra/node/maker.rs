@@ -46,7 +46,7 @@ struct TurnState {
     in_use: InstancesInUse,
 }
 
-/// What there is on a GPU on which claims make instances.
+/// The profiles and instances of a GPU on which claims make instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     pub profiles: Vec<Profile>,
@@ -54,7 +54,7 @@ pub struct Survey {
     pub administrators: Vec<GpuInstance>,
     /// The places of those that claims made.
     pub held: Vec<Held>,
-    /// What is wrong with instances of the node: a sentence each.
+    /// Problems with instances of the node: a sentence each.
     pub problems: Vec<String>,
 }
 

@@ -21,7 +21,7 @@ use vgpu_node::gpus;
 /// A disk that hangs does not stop scans.
 const SURVEYED_WITHIN: Duration = Duration::from_secs(15);
 
-/// What is known of each GPU of the node.
+/// The GPUs of the node, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct DynamicGpus {
     /// False: claims make no instances on this node.
@@ -175,7 +175,7 @@ impl DynamicGpus {
         (gpus.collect(), unavailable.collect())
     }
 
-    /// What an operator should know: a sentence each.
+    /// Remarks for the operator: a sentence each.
     pub(super) fn remarks(&self) -> Vec<String> {
         let surveys = self.gpus.values().filter_map(|known| known.survey.as_ref());
         // Each survey has the problems of the whole node.

@@ -42,7 +42,7 @@ impl Calls {
         lines.iter().map(|line| self.say(line)).collect()
     }
 
-    /// What a successful call wrote into slot 9.
+    /// The value that a successful call wrote into slot 9.
     pub fn number(&mut self, call: &str) -> u64 {
         self.say("set 9 0");
         assert_eq!(self.say(&format!("{call} >9")), "0", "{call}");

@@ -160,7 +160,7 @@ fn with_results(uid: &str, results: Vec<serde_json::Value>) -> (ClaimId, Resourc
 }
 
 impl Node {
-    /// What a Prepare that crashes leaves: the instance without the claim's record.
+    /// Makes what a Prepare that crashes leaves: the instance without the claim's record.
     pub(crate) fn make_for_test(&mut self, (id, claim): &(ClaimId, ResourceClaim)) -> Result<(), String> {
         self.make_instances(id, claim).map_err(|error| error.to_string())
     }

@@ -69,7 +69,7 @@ pub(crate) fn hidden(ready: &'static Ready, init: impl FnOnce() -> c_int) -> c_i
     result
 }
 
-/// What replaces the variable: nothing that the driver reads, or this process's instances.
+/// The value in place of the variable: nothing that the driver reads, or this process's instances.
 fn stand_in(ready: &'static Ready) -> &'static CStr {
     let uuids = ready.gpus.iter().map(|gpu| gpu.uuid.as_str());
     let own: Vec<&str> = uuids.filter(|uuid| names_instances(uuid)).collect();
