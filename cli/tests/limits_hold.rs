@@ -70,23 +70,27 @@ fn a_client_sees_one_gpu_with_its_share_in_cuda_and_nvml() {
     });
 }
 
+/// Makes software GPUs of this profile. Returns what makes a client on them that takes one step under these flags.
+fn on_gpus_of<'a>(scene: &'a Scene, profile: &str) -> impl Fn(&[&str], &str) -> Command + 'a {
+    let file = scene.path("own.profile");
+    std::fs::write(&file, profile).unwrap();
+    // The scene's folder is root's, and so is this process.
+    let state = scene.path("own");
+    std::fs::create_dir(&state).unwrap();
+    std::fs::set_permissions(&state, PermissionsExt::from_mode(0o1777)).unwrap();
+    move |flags, step| {
+        let mut client = client(scene, flags, &[], &[step]);
+        client.envs([("SOFT_GPU_PROFILE", &file), ("SOFT_GPU_STATE", &state)]);
+        client
+    }
+}
+
 /// As on a machine whose GPU has the system's memory.
 #[test]
 fn a_gpu_without_a_figure_of_its_memory_is_shared_by_the_size_that_is_given() {
     both(|scene| {
         prepare(scene);
-        let profile = scene.path("unified.profile");
-        std::fs::write(&profile, "unified = 0\n").unwrap();
-        // The scene's folder is root's, and so is this process.
-        let state = scene.path("unified");
-        std::fs::create_dir(&state).unwrap();
-        std::fs::set_permissions(&state, PermissionsExt::from_mode(0o1777)).unwrap();
-        let run = |flags: &[&str], step: &str| {
-            let mut client = client(scene, flags, &[], &[step]);
-            let variables = [("SOFT_GPU_PROFILE", profile.clone()), ("SOFT_GPU_STATE", state.clone())];
-            client.envs(variables);
-            client
-        };
+        let run = on_gpus_of(scene, "unified = 0\n");
         let line = refused(&mut run(&["--memory", "20Gi"], "sizes"), 2);
         for words in ["--gpu 0: ", "it has 1 (GPU-", "--gpu-memory 'Software GPU GB10=96Gi'"] {
             assert!(line.contains(words), "{line}");
@@ -108,17 +112,7 @@ fn a_gpu_without_a_figure_of_its_memory_is_shared_by_the_size_that_is_given() {
 fn a_gpu_in_mig_mode_is_shared_by_its_instances() {
     both(|scene| {
         prepare(scene);
-        let profile = scene.path("divided.profile");
-        std::fs::write(&profile, "gpus = 1\nmig = 0: 3g.40gb@0, 1g.10gb@4\n").unwrap();
-        let state = scene.path("divided");
-        std::fs::create_dir(&state).unwrap();
-        std::fs::set_permissions(&state, PermissionsExt::from_mode(0o1777)).unwrap();
-        let run = |flags: &[&str], step: &str| {
-            let mut client = client(scene, flags, &[], &[step]);
-            let variables = [("SOFT_GPU_PROFILE", profile.clone()), ("SOFT_GPU_STATE", state.clone())];
-            client.envs(variables);
-            client
-        };
+        let run = on_gpus_of(scene, "gpus = 1\nmig = 0: 3g.40gb@0, 1g.10gb@4\n");
         let line = refused(&mut run(&["--memory", "2Gi"], "sizes"), 2);
         assert!(line.contains("--gpu 0: this GPU is in MIG mode"), "{line}");
         let instances: Vec<&str> = line.split("MIG-").skip(1).collect();

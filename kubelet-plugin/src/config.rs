@@ -46,10 +46,10 @@ pub struct Flags {
     /// Largest number of claims that share one GPU
     #[arg(long, default_value_t = 64)]
     pub shares: u32,
-    /// Whether claims take instances of GPUs in MIG mode whole, or share them as they share GPUs
+    /// How claims take instances of GPUs in MIG mode: each one whole, or shared as GPUs are
     #[arg(long, value_enum, default_value_t)]
     pub mig_instances: MigInstances,
-    /// Whether claims make instances on GPUs that are in MIG mode when the plugin first sees them
+    /// Which GPUs claims may divide: none, or those that are in MIG mode when the plugin first sees them
     #[arg(long, value_enum, default_value_t)]
     pub mig_dynamic: MigDynamic,
     /// Kubelet's root folder
@@ -115,7 +115,7 @@ pub enum MigInstances {
     Shared,
 }
 
-/// Whether claims make instances of GPUs in MIG mode.
+/// The GPUs on which claims make instances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MigDynamic {
     /// Claims get instances that an administrator has made.

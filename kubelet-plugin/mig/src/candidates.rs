@@ -1,7 +1,8 @@
 //! The instances that a GPU can offer, as devices that take from shared counters. Pure.
 //!
 //! ```text
-//!  a GPU's pool:  counter set   memory-slice-0..n  1 each; 0 where an administrator's instance was from the start
+//!  a GPU's pool:  counter set   memory-slice-0..n  1 each; 0 where the caller knows that an administrator's
+//!                                                  instance was there before the pool was published
 //!                               ofa, jpeg, decoders, encoders   of the whole GPU, less the administrator's
 //!                               compute-slices, memory          for quotas; no set of placements can exceed them
 //!                 devices       each profile in each of its placements, small ones first, from the last place on

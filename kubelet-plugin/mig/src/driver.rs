@@ -170,7 +170,7 @@ pub enum Answer {
     Done,
 }
 
-/// Whether a GPU is in MIG mode. The two differ while a reset or a reboot is pending.
+/// The MIG mode of a GPU, now and after the next reset. They differ while a reset or a reboot is pending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mode {

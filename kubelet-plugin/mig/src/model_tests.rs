@@ -109,7 +109,7 @@ struct Scene {
     is_down: bool,
     /// The disk became full between a record and a refusal, which may lose the record of an instance that had vanished.
     may_have_forgotten: bool,
-    /// Whether the administrator switched each GPU's mode on.
+    /// True for each GPU whose mode the administrator switched on.
     modes: [bool; 2],
 }
 

@@ -36,6 +36,16 @@ const MOST_PROFILES: u32 = 64;
 const MOST_INSTANCES: usize = 64;
 const NOT_SUPPORTED: u32 = 3;
 const FUNCTION_NOT_FOUND: u32 = 13;
+
+/// The handle of a GPU instance by its id. A macro, because nvml-wrapper does not name the type.
+macro_rules! gpu_instance {
+    ($of:ident, $id:expr) => {{
+        let call = "nvmlDeviceGetGpuInstanceById";
+        let by_id = symbol(call, &$of.nvml.lib().nvmlDeviceGetGpuInstanceById)?;
+        // SAFETY: the function is NVML's, and the handle is the GPU's.
+        unsafe { handle_of(call, by_id, $of.device.handle(), $id) }?
+    }};
+}
 /// Stands before the profile in NVML's name of it.
 const PREFIX: &str = "MIG ";
 
@@ -225,17 +235,8 @@ impl Gpu<'_> {
     fn compute_instances(&self, gpu_instance: u32) -> Result<Vec<ComputeInstance>, Refused> {
         const CALL: &str = "nvmlGpuInstanceGetComputeInstances";
         let lib = self.nvml.lib();
-        let by_id = symbol("nvmlDeviceGetGpuInstanceById", &lib.nvmlDeviceGetGpuInstanceById)?;
         let get = symbol(CALL, &lib.nvmlGpuInstanceGetComputeInstances)?;
-        // SAFETY: the function is NVML's, and the handle is the GPU's.
-        let parent = unsafe {
-            handle_of(
-                "nvmlDeviceGetGpuInstanceById",
-                by_id,
-                self.device.handle(),
-                gpu_instance,
-            )
-        }?;
+        let parent = gpu_instance!(self, gpu_instance);
         let mut found = Vec::new();
         for (profile, _) in self.compute_profiles(gpu_instance)? {
             let mut handles = vec![std::ptr::null_mut(); MOST_INSTANCES];
@@ -285,17 +286,8 @@ impl Gpu<'_> {
     fn compute_profiles(&self, gpu_instance: u32) -> Result<Vec<(u32, u32)>, Refused> {
         const CALL: &str = "nvmlGpuInstanceGetComputeInstanceProfileInfo";
         let lib = self.nvml.lib();
-        let by_id = symbol("nvmlDeviceGetGpuInstanceById", &lib.nvmlDeviceGetGpuInstanceById)?;
         let get = symbol(CALL, &lib.nvmlGpuInstanceGetComputeInstanceProfileInfo)?;
-        // SAFETY: the function is NVML's, and the handle is the GPU's.
-        let parent = unsafe {
-            handle_of(
-                "nvmlDeviceGetGpuInstanceById",
-                by_id,
-                self.device.handle(),
-                gpu_instance,
-            )
-        }?;
+        let parent = gpu_instance!(self, gpu_instance);
         let mut profiles = Vec::new();
         for number in 0..MOST_PROFILES {
             // SAFETY: NVML's structure has numbers alone, and zeros are values of these.
@@ -342,18 +334,9 @@ impl Gpu<'_> {
     fn create_compute(&self, gpu_instance: u32) -> Result<ComputeInstance, Refused> {
         const CALL: &str = "nvmlGpuInstanceCreateComputeInstance";
         let lib = self.nvml.lib();
-        let by_id = symbol("nvmlDeviceGetGpuInstanceById", &lib.nvmlDeviceGetGpuInstanceById)?;
         let get_info = symbol("nvmlGpuInstanceGetInfo", &lib.nvmlGpuInstanceGetInfo)?;
         let create = symbol(CALL, &lib.nvmlGpuInstanceCreateComputeInstance)?;
-        // SAFETY: the function is NVML's, and the handle is the GPU's.
-        let parent = unsafe {
-            handle_of(
-                "nvmlDeviceGetGpuInstanceById",
-                by_id,
-                self.device.handle(),
-                gpu_instance,
-            )
-        }?;
+        let parent = gpu_instance!(self, gpu_instance);
         // SAFETY: NVML's structure has numbers and a pointer alone, and zeros are values of these.
         let mut info = unsafe { zeroed(get_info) };
         // SAFETY: NVML returned the handle, and the structure is the one that the function writes.
@@ -378,21 +361,12 @@ impl Gpu<'_> {
 
     fn destroy_compute(&self, gpu_instance: u32, compute_instance: u32) -> Result<(), Refused> {
         let lib = self.nvml.lib();
-        let by_id = symbol("nvmlDeviceGetGpuInstanceById", &lib.nvmlDeviceGetGpuInstanceById)?;
         let inside = symbol(
             "nvmlGpuInstanceGetComputeInstanceById",
             &lib.nvmlGpuInstanceGetComputeInstanceById,
         )?;
         let destroy = symbol("nvmlComputeInstanceDestroy", &lib.nvmlComputeInstanceDestroy)?;
-        // SAFETY: the function is NVML's, and the handle is the GPU's.
-        let parent = unsafe {
-            handle_of(
-                "nvmlDeviceGetGpuInstanceById",
-                by_id,
-                self.device.handle(),
-                gpu_instance,
-            )
-        }?;
+        let parent = gpu_instance!(self, gpu_instance);
         // SAFETY: the function is NVML's, and so is the handle.
         let handle = unsafe {
             handle_of(
@@ -408,17 +382,8 @@ impl Gpu<'_> {
 
     fn destroy(&self, gpu_instance: u32) -> Result<(), Refused> {
         let lib = self.nvml.lib();
-        let by_id = symbol("nvmlDeviceGetGpuInstanceById", &lib.nvmlDeviceGetGpuInstanceById)?;
         let destroy = symbol("nvmlGpuInstanceDestroy", &lib.nvmlGpuInstanceDestroy)?;
-        // SAFETY: the function is NVML's, and the handle is the GPU's.
-        let handle = unsafe {
-            handle_of(
-                "nvmlDeviceGetGpuInstanceById",
-                by_id,
-                self.device.handle(),
-                gpu_instance,
-            )
-        }?;
+        let handle = gpu_instance!(self, gpu_instance);
         // SAFETY: NVML returned the handle, which is not used again.
         done("nvmlGpuInstanceDestroy", unsafe { destroy(handle) })
     }

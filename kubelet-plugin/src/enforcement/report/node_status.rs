@@ -36,7 +36,7 @@ struct GpuRecords {
     problem: Option<&'static str>,
 }
 
-/// Who may have a device.
+/// How many claims may have parts of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
     /// At most so many shares.

@@ -204,7 +204,7 @@ impl Known {
         let administrators = survey.administrators.iter().map(|one| Administrators {
             profile: one.profile,
             placement: one.placement,
-            // Whether slices were published before it was made is not known after a restart, and a counter must not get lower.
+            // A plugin that has restarted does not know what was published before, and a counter must not get lower.
             is_from_start: false,
         });
         let administrators: Vec<Administrators> = administrators.collect();
