@@ -28,5 +28,5 @@ pub mod store;
 mod validate;
 
 pub use name::Kind;
-pub use spec::{ContainerEdits, Device, DeviceNode, Hook, HookName, Mount, Spec, VERSION};
+pub use spec::{ContainerEdits, Device, DeviceNode, DeviceNumber, Hook, HookName, Mount, Spec, VERSION};
 pub use validate::{Error, Problem};

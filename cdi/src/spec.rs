@@ -55,6 +55,17 @@ pub struct DeviceNode {
     pub host_path: Option<String>,
     /// Always written: without it the device node would have mode 0666 in the container.
     pub file_mode: u32,
+    /// With it, the container runtime makes the node also if the machine has none at `host_path` or `path`.
+    #[serde(flatten)]
+    pub number: Option<DeviceNumber>,
+}
+
+/// The kind of a device, and its numbers in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "type")]
+pub enum DeviceNumber {
+    #[serde(rename = "c")]
+    Character { major: u32, minor: u32 },
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -32,7 +32,8 @@ fn a_claim_is_written_as_cdi_has_it() {
             "cdiVersion": "0.5.0",
             "kind": "dra.vgpu/claim",
             "devices": [{"name": "7f0e3a52-1d4c-4a6e-9f57-0d2a3b8c6e11-gpu-0a1b2c3d", "containerEdits": {
-                "deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/run/driver/dev/nvidia0", "fileMode": 0o666}],
+                "deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/run/driver/dev/nvidia0", "fileMode": 0o666,
+                    "type": "c", "major": 195, "minor": 0}],
                 "mounts": [mount("/run/vgpu/claims/7f0e/s", "/run/vgpu/s")],
             }}],
             "containerEdits": {

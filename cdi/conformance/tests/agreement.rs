@@ -10,7 +10,7 @@ use container_device_interface::{
     spec::{parse_spec, read_spec},
     version::minimum_required_version,
 };
-use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec, VERSION};
+use vgpu_cdi::{ContainerEdits, Device, DeviceNode, DeviceNumber, Hook, HookName, Kind, Mount, Spec, VERSION};
 
 fn edits() -> ContainerEdits {
     ContainerEdits {
@@ -19,6 +19,7 @@ fn edits() -> ContainerEdits {
             path: "/dev/nvidia0".into(),
             host_path: Some("/run/driver/dev/nvidia0".into()),
             file_mode: 0o666,
+            number: Some(DeviceNumber::Character { major: 195, minor: 0 }),
         }],
         mounts: vec![Mount {
             host_path: "/run/vgpu/claims/7f0e/s".into(),

@@ -1,6 +1,6 @@
 //! A spec like the ones that the plugin writes.
 
-use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec};
+use vgpu_cdi::{ContainerEdits, Device, DeviceNode, DeviceNumber, Hook, HookName, Kind, Mount, Spec};
 
 pub(crate) fn kind() -> Kind {
     Kind::parse("dra.vgpu/claim").expect("a kind")
@@ -48,6 +48,7 @@ pub(crate) fn claim() -> Spec {
                 path: "/dev/nvidia0".into(),
                 host_path: Some("/run/driver/dev/nvidia0".into()),
                 file_mode: 0o666,
+                number: Some(DeviceNumber::Character { major: 195, minor: 0 }),
             }],
             mounts: vec![mount("/run/vgpu/claims/7f0e/s", "/run/vgpu/s")],
             ..ContainerEdits::default()

@@ -240,7 +240,7 @@ impl<'a> Placing<'a, '_> {
     fn sort(&self, pod: &Pod) -> Result<Sorted<'a>, Waits> {
         let mut sorted = Sorted::default();
         let mut is_held = false;
-        for claim in &pod.claims {
+        for claim in pod.distinct_claims() {
             let name = match claim {
                 PodClaim::NotYet(_) => return Err(Waits::Quietly),
                 PodClaim::Named(name) | PodClaim::Made(name) => name,

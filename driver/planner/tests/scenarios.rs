@@ -66,6 +66,17 @@ fn a_claim_is_marked_allocated_held_and_released() {
 }
 
 #[test]
+fn a_claim_that_a_pod_names_twice_is_placed_once() {
+    let mut desk = Desk::new(1);
+    desk.fraction("c", 8);
+    let twice =
+        json!({"resourceClaims": [{"name": "a", "resourceClaimName": "c"}, {"name": "b", "resourceClaimName": "c"}]});
+    desk.pod("p", &[], json!({"spec": twice}));
+    let (writes, verdicts) = desk.settle();
+    assert_eq!(kinds(&writes), ["mark", "allocate"], "{verdicts:?}");
+}
+
+#[test]
 fn a_pod_that_does_not_come_is_tried_elsewhere_first() {
     let mut desk = Desk::new(2);
     desk.fraction("c", 3);

@@ -43,9 +43,9 @@ pub(crate) fn is_relevant(pod: &Pod) -> bool {
     is_gated(pod) || !pod.claims.is_empty() || !pod.extended.is_empty()
 }
 
-/// The names of its claims; `None` for one that Kubernetes has not made yet.
+/// The names of its claims, each once; `None` for one that Kubernetes has not made yet.
 pub(crate) fn claim_names(pod: &Pod) -> impl Iterator<Item = Option<&String>> {
-    pod.claims.iter().map(|claim| match claim {
+    pod.distinct_claims().map(|claim| match claim {
         PodClaim::Named(name) | PodClaim::Made(name) => Some(name),
         PodClaim::NotYet(_) => None,
     })

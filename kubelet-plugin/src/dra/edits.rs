@@ -30,7 +30,7 @@ use vgpu_abi::paths::{
 };
 use vgpu_api::DRIVER_NAME;
 use vgpu_api::config::{Capabilities, Dialect};
-use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec};
+use vgpu_cdi::{ContainerEdits, Device, DeviceNode, DeviceNumber, Hook, HookName, Kind, Mount, Spec};
 use vgpu_dialects::{Environment, GpuShare};
 
 const CONTAINER_SOFT_GPU: &str = "/run/soft-gpu";
@@ -366,6 +366,9 @@ fn device_node(node: &DeviceFile) -> DeviceNode {
         path: node.container.clone(),
         host_path: (node.host != node.container).then(|| node.host.clone()),
         file_mode: NODE_MODE,
+        number: node
+            .number
+            .map(|(major, minor)| DeviceNumber::Character { major, minor }),
     }
 }
 
@@ -396,6 +399,7 @@ mod tests {
             files: Arc::new(files),
             common_nodes: Vec::new(),
             sockets: Vec::new(),
+            capability_major: None,
             soft_gpu_state: Some("/var/lib/soft-gpu".into()),
         }
     }
@@ -454,6 +458,7 @@ mod tests {
                 ("/dev/nvidia-modeset".into(), parts::GRAPHICS),
             ],
             sockets: vec![found(parts::UTILITY, "/run/nvidia-persistenced/socket", socket)],
+            capability_major: Some(508),
             soft_gpu_state: None,
         }
     }
@@ -746,7 +751,7 @@ mod tests {
         let by_path = DeviceFile {
             host: "/dev/dri/card1".into(),
             container: "/dev/dri/by-path/pci-0000:3b:00.0-card".into(),
-            is_plain: false,
+            ..DeviceFile::same("")
         };
         let placed = placed(&share, Some(0), vec![DeviceFile::same("/dev/dri/card1"), by_path]);
         let spec = build(&real(), &[placed]);

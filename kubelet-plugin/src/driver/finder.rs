@@ -55,6 +55,8 @@ pub struct DeviceFile {
     pub container: String,
     /// True: a plain file of the software GPU stands for the node.
     pub is_plain: bool,
+    /// The device's numbers, major first. With them, a container can have the node although the machine has not.
+    pub number: Option<(u32, u32)>,
 }
 
 // === impl Finder ===
@@ -161,6 +163,7 @@ impl Root {
             common_nodes: Vec::new(),
             sockets: Vec::new(),
             soft_gpu_state: self.soft_gpu_state.clone(),
+            capability_major: None,
         };
         if self.soft_gpu_state.is_some() {
             return Ok(driver);
@@ -173,6 +176,7 @@ impl Root {
             }
         }
         driver.sockets = self.sockets();
+        driver.capability_major = self.major_of_capabilities();
         Ok(driver)
     }
 
@@ -220,7 +224,8 @@ impl Root {
         Ok(nodes)
     }
 
-    /// The capability nodes of an instance. The kernel module says their minor numbers, and NVIDIA's tools make them.
+    /// The capability nodes of an instance, by the numbers that the kernel tells. The nodes need not exist on the machine: the
+    /// kernel does not make them, and NVIDIA's libraries make them in the /dev of their own process, which may be this one's.
     fn capability_nodes(&self, gpu: &Gpu, mig: &Instance) -> Result<Vec<DeviceFile>, Error> {
         // The software GPU has plain files for both below its state, which has one path in this process and on the node.
         let soft_root = self.soft_gpu_state.as_deref();
@@ -238,21 +243,31 @@ impl Root {
                 .ok_or_else(|| Error::NoCapability(access.display().to_string()))?;
             let container = format!("/dev/nvidia-caps/nvidia-cap{number}");
             let Some(state) = soft_root else {
-                return match self.has_node(&container) {
-                    true => Ok(DeviceFile::same(container)),
-                    false => Err(Error::NoCapability(container)),
-                };
+                let major = self.major_of_capabilities();
+                let major = major.ok_or_else(|| Error::NoCapability("nvidia-caps in /proc/devices".into()))?;
+                return Ok(DeviceFile {
+                    number: Some((major, number)),
+                    ..DeviceFile::same(container)
+                });
             };
             Ok(DeviceFile {
                 host: state
                     .join(container.trim_start_matches('/'))
                     .to_string_lossy()
                     .into_owned(),
-                container,
                 is_plain: true,
+                ..DeviceFile::same(container)
             })
         };
         [of_gpu_instance, of_compute_instance].map(node).into_iter().collect()
+    }
+
+    /// The major number of all capability nodes. It changes when the kernel module is loaded again.
+    fn major_of_capabilities(&self) -> Option<u32> {
+        let text = fs::read_to_string(self.proc.join("devices")).ok()?;
+        let mut lines = text.lines().filter_map(|line| line.trim().split_once(' '));
+        let (major, _) = lines.find(|(_, name)| name.trim() == "nvidia-caps")?;
+        major.parse().ok()
     }
 
     /// The device nodes of the kernel's graphics interface. Programs also look for a GPU in /dev/dri/by-path, where udev
@@ -271,9 +286,8 @@ impl Root {
             if self.has_node(&path) {
                 nodes.push(DeviceFile::same(path.clone()));
                 nodes.push(DeviceFile {
-                    host: path,
                     container: format!("/dev/dri/by-path/pci-{bus_id}-{kind}"),
-                    is_plain: false,
+                    ..DeviceFile::same(path)
                 });
             }
         }
@@ -298,6 +312,7 @@ impl DeviceFile {
             container: path.clone(),
             host: path,
             is_plain: false,
+            number: None,
         }
     }
 }

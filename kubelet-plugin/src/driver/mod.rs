@@ -47,6 +47,8 @@ pub struct Driver {
     /// Device nodes that all GPUs share; none for a software GPU.
     pub common_nodes: Vec<(String, Capabilities)>,
     pub sockets: Vec<Found>,
+    /// The major number of instances' capability nodes. Files of claims that name another one are written again.
+    pub capability_major: Option<u32>,
     pub soft_gpu_state: Option<PathBuf>,
 }
 
@@ -71,8 +73,8 @@ pub enum Error {
     #[error("{0} does not exist on the node: load its kernel module (nvidia-modprobe -c 0 -u)")]
     NoDeviceNode(String),
     #[error(
-        "{0} does not exist on the node, so the GPU instance cannot be given to a container: run nvidia-smi -L there, which \
-         makes the instances' nodes, and look whether the instance is still in its list"
+        "{0} does not exist, so the GPU instance cannot be given to a container: look whether nvidia-smi -L on the node still \
+         lists it, and whether its kernel module nvidia is loaded"
     )]
     NoCapability(String),
 }

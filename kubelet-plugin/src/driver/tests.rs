@@ -454,9 +454,7 @@ fn an_instance_has_its_gpus_node_and_its_own_capability_nodes_alone() {
     let root = root(here, false);
     let instance = instance(3, "MIG-aaaabbbb-1111-5222-8333-444455556666");
     let nodes = || root.gpu_nodes(&instance, Capabilities::default());
-    for node in ["nvidia3", "nvidia-caps/nvidia-cap426", "nvidia-caps/nvidia-cap427"] {
-        file(here, &format!("dev/{node}"));
-    }
+    file(here, "dev/nvidia3");
     let of_kernel = "proc/driver/nvidia/capabilities/gpu3/mig/gi2";
     let missing = nodes().expect_err("the kernel does not know it").to_string();
     assert!(
@@ -468,14 +466,22 @@ fn an_instance_has_its_gpus_node_and_its_own_capability_nodes_alone() {
         let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
         fs::write(here.join(of_kernel).join(access), text).expect("written");
     }
-    let of = |paths: &[&str]| paths.iter().map(|path| DeviceFile::same(*path)).collect::<Vec<_>>();
-    let expected = of(&[
-        "/dev/nvidia3",
-        "/dev/nvidia-caps/nvidia-cap426",
-        "/dev/nvidia-caps/nvidia-cap427",
-    ]);
-    assert_eq!(nodes(), Ok(expected));
-    fs::remove_file(here.join("dev/nvidia-caps/nvidia-cap427")).expect("removed");
-    let capability = Error::NoCapability("/dev/nvidia-caps/nvidia-cap427".into());
-    assert_eq!(nodes(), Err(capability));
+    let no_major = Error::NoCapability("nvidia-caps in /proc/devices".into());
+    assert_eq!(nodes(), Err(no_major));
+    // No capability node exists on the machine.
+    for major in [508, 509] {
+        let devices =
+            format!("Character devices:\n  1 mem\n195 nvidia\n{major} nvidia-caps\n\nBlock devices:\n  8 sd\n");
+        fs::write(here.join("proc/devices"), devices).expect("written");
+        let capability = |minor: u32| DeviceFile {
+            number: Some((major, minor)),
+            ..DeviceFile::same(format!("/dev/nvidia-caps/nvidia-cap{minor}"))
+        };
+        let expected = vec![DeviceFile::same("/dev/nvidia3"), capability(426), capability(427)];
+        assert_eq!(
+            nodes(),
+            Ok(expected),
+            "with numbers, so that no node is needed on the machine"
+        );
+    }
 }

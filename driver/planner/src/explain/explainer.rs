@@ -359,7 +359,7 @@ impl Explanation {
 
 /// The claims of a pod that do not exist.
 fn missing(pod: &Pod, state: &State) -> Vec<String> {
-    let claims = pod.claims.iter().filter_map(|claim| match claim {
+    let claims = pod.distinct_claims().filter_map(|claim| match claim {
         PodClaim::Named(name) | PodClaim::Made(name) => {
             Some(pod.claim_key(name)).filter(|key| state.claim(key).is_none())
         }

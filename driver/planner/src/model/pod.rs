@@ -438,9 +438,16 @@ impl Pod {
         }
     }
 
+    /// Its claims, each once: two entries of `resourceClaims` may name the same one.
+    pub fn distinct_claims(&self) -> impl Iterator<Item = &PodClaim> {
+        let claims = self.claims.iter().enumerate();
+        let is_first = |at: usize, claim: &PodClaim| !self.claims[..at].contains(claim);
+        claims.filter_map(move |(at, claim)| is_first(at, claim).then_some(claim))
+    }
+
     /// The keys of its claims, also of those that do not exist.
     pub fn claim_keys(&self) -> impl Iterator<Item = String> {
-        let names = self.claims.iter().filter_map(PodClaim::name);
+        let names = self.distinct_claims().filter_map(PodClaim::name);
         names.map(|name| self.claim_key(name))
     }
 
