@@ -15,7 +15,7 @@ mod published;
 
 pub(crate) use no_driver::BEGIN as NO_DRIVER;
 
-use crate::config::{Config, MigDynamic};
+use crate::config::Config;
 use crate::dra::checkpoint::InUse;
 use crate::dra::health::Report;
 use crate::dra::node::SharedNode;
@@ -30,11 +30,13 @@ use crate::ready::Readiness;
 use dynamic::DynamicGpus;
 use measurer::Measurer;
 use published::Published;
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 use tokio::sync::watch;
+use vgpu_context_size::ContextSize;
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::gpus;
 
@@ -59,6 +61,8 @@ pub struct ScanOutputs {
 struct Scans {
     gpus: Published,
     dynamic: DynamicGpus,
+    /// The size of a context on each GPU, by UUID.
+    contexts: BTreeMap<String, ContextSize>,
     faults: Faults,
     /// The time of the last scan.
     scanned: SystemTime,
@@ -83,7 +87,7 @@ pub(crate) async fn run(
 ) {
     let mut measurer = Measurer::new(contexts, prober);
     let mut scans = Scans::new(outputs.node.gpus_in_use());
-    scans.dynamic = DynamicGpus::new(config.mig_dynamic == MigDynamic::Instances);
+    scans.dynamic = DynamicGpus::new(config.mig_dynamic);
     scans.faults = faults.borrow_and_update().clone();
     loop {
         tokio::select! {
@@ -108,6 +112,7 @@ impl Scans {
         Self {
             gpus: Published::new(in_use),
             dynamic: DynamicGpus::default(),
+            contexts: BTreeMap::new(),
             faults: Faults::new(),
             scanned: SystemTime::UNIX_EPOCH,
             has_listed: false,
@@ -131,15 +136,22 @@ impl Scans {
             // Before the GPUs are published, so that each claim on them finds the size of a context and who limits it.
             match measurer.measure(&list.gpus).await {
                 Some(mut measured) => {
-                    outputs.node.set_contexts(measured.contexts);
+                    // Those of GPUs that are in MIG mode for a while stay.
+                    self.contexts.retain(|uuid, _| self.dynamic.has(uuid));
+                    self.contexts.extend(measured.contexts);
+                    outputs.node.set_contexts(self.contexts.clone());
                     for gpu in &mut list.gpus {
                         gpu.driver_limit = measured.driver_limits.remove(&gpu.uuid);
                     }
                 }
                 None if self.last.is_none() => return want(outputs, Wanted::Silent),
-                None => list.gpus.retain(|gpu| self.gpus.has(&gpu.uuid)),
+                None => list
+                    .gpus
+                    .retain(|gpu| self.gpus.has(&gpu.uuid) || self.dynamic.has(&gpu.uuid)),
             }
-            self.dynamic.scan(list, &outputs.node).await;
+            let is_published = |uuid: &str| self.gpus.has(uuid);
+            self.dynamic.scan(list, &outputs.node, is_published).await;
+            self.gpus.forget(|uuid| self.dynamic.has(uuid));
             add_instances(list);
         }
         let is_late = matches!(seen, Err(Error::Late(_)));
@@ -155,7 +167,11 @@ impl Scans {
 
     /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
     fn apply(&mut self, seen: Result<List, Error>, config: &Config, outputs: &ScanOutputs) {
-        let in_use = outputs.node.gpus_in_use();
+        let mut in_use = outputs.node.gpus_in_use();
+        for one in &mut in_use {
+            // A record that was rebuilt does not name the device.
+            one.is_dynamic |= self.dynamic.has(&one.gpu.uuid);
+        }
         self.report_readiness(&seen, config, outputs);
         let seen = seen.map_err(|error| error.to_string());
         let now = std::time::Instant::now();
@@ -237,7 +253,9 @@ impl Scans {
     }
 
     fn log(&mut self, left_out: Vec<LeftOut>, contradictions: Vec<String>) {
-        for left in left_out.iter().filter(|left| !self.left_out.contains(left)) {
+        let is_switched = |left: &LeftOut| left.uuid.as_ref().is_some_and(|uuid| self.dynamic.switches(uuid));
+        let is_new = |left: &&LeftOut| !self.left_out.contains(left) && !is_switched(left);
+        for left in left_out.iter().filter(is_new) {
             tracing::warn!("a GPU is left out: {}", left.why);
         }
         self.left_out = left_out;
@@ -303,7 +321,6 @@ mod tests {
     use crate::publish::inventory::{Fault, Reason, Unavailable, tests::gpu};
     use crate::publish::slice::tests::WHOLE;
     use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
-    use std::collections::BTreeMap;
 
     /// The receivers, and what a scan sent to them.
     struct Scanned {
@@ -579,7 +596,7 @@ mod tests {
         let mut scans = Scans::new(vec![InUse {
             gpu: gpu(0),
             has_shares: true,
-            is_made: false,
+            is_dynamic: false,
         }]);
         scans.apply(missing(), &config, &outputs);
         assert!(outputs.readiness.status().1.starts_with(&format!("gpus: {NO_DRIVER}")));
