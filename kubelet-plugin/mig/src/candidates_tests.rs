@@ -157,7 +157,7 @@ fn eight_gpus_with_all_placements_are_within_the_servers_limits() {
             );
             for candidate in &pool.candidates {
                 let known = |one: &Counter| pool.counters.iter().any(|counter| counter.name == one.name);
-                assert!(consumes.iter().all(known), "{}", candidate.name);
+                assert!(candidate.consumes.iter().all(known), "{}", candidate.name);
             }
         }
     }

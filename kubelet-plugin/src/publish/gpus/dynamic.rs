@@ -373,7 +373,7 @@ impl Known {
 mod tests {
     use super::*;
     use crate::dra::node::tests::Rig;
-    use crate::dra::node::tests::instances::{Machine, of, start_switching};
+    use crate::dra::node::tests::instances::{Machine, UNDIVIDED, of, part, start_switching};
     use crate::publish::inventory::Inventory;
     use crate::publish::inventory::tests::{gpu, instance};
     use std::sync::Arc;
@@ -492,8 +492,6 @@ mod tests {
         }
     }
 
-    const UNDIVIDED: &str = "gpu-3f8a1c20-undivided";
-
     fn switching(rig: &Rig, machine: &Machine) -> SharedNode {
         SharedNode::new(start_switching(rig, machine))
     }
@@ -524,9 +522,11 @@ mod tests {
     }
 
     async fn prepare(node: &SharedNode, uid: &'static str, device: &'static str) -> Result<(), String> {
-        let answer = node
-            .turn(move |node, _| node.prepare_for_test(of(uid, &[device])))
-            .await;
+        let claim = match device {
+            UNDIVIDED => part(uid, 10),
+            instance => of(uid, &[instance]),
+        };
+        let answer = node.turn(move |node, _| node.prepare_for_test(claim)).await;
         answer.expect("a turn")
     }
 

@@ -136,9 +136,7 @@ impl Scans {
             // Before the GPUs are published, so that each claim on them finds the size of a context and who limits it.
             match measurer.measure(&list.gpus).await {
                 Some(mut measured) => {
-                    // Those of GPUs that are in MIG mode for a while stay.
-                    self.contexts.retain(|uuid, _| self.dynamic.has(uuid));
-                    self.contexts.extend(measured.contexts);
+                    self.note_contexts(measured.contexts);
                     outputs.node.set_contexts(self.contexts.clone());
                     for gpu in &mut list.gpus {
                         gpu.driver_limit = measured.driver_limits.remove(&gpu.uuid);
@@ -149,9 +147,7 @@ impl Scans {
                     .gpus
                     .retain(|gpu| self.gpus.has(&gpu.uuid) || self.dynamic.has(&gpu.uuid)),
             }
-            let is_published = |uuid: &str| self.gpus.has(uuid);
-            self.dynamic.scan(list, &outputs.node, is_published).await;
-            self.gpus.forget(|uuid| self.dynamic.has(uuid));
+            self.divide(list, outputs).await;
             add_instances(list);
         }
         let is_late = matches!(seen, Err(Error::Late(_)));
@@ -163,6 +159,19 @@ impl Scans {
         if !is_late {
             outputs.scanned.send_replace(true);
         }
+    }
+
+    /// Takes new sizes of contexts over. Those of GPUs that are in MIG mode for a while stay.
+    fn note_contexts(&mut self, measured: BTreeMap<String, ContextSize>) {
+        self.contexts.retain(|uuid, _| self.dynamic.has(uuid));
+        self.contexts.extend(measured);
+    }
+
+    /// Leaves the GPUs that claims divide to their own pools.
+    async fn divide(&mut self, list: &mut List, outputs: &ScanOutputs) {
+        let is_published = |uuid: &str| self.gpus.has(uuid);
+        self.dynamic.scan(list, &outputs.node, is_published).await;
+        self.gpus.forget(|uuid| self.dynamic.has(uuid));
     }
 
     /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
@@ -315,6 +324,8 @@ fn want(outputs: &ScanOutputs, new: Wanted) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::MigDynamic;
+    use crate::dra::node::tests::instances::{Machine, part, start_switching};
     use crate::dra::node::tests::{Rig, claim};
     use crate::dra::share::ClaimId;
     use crate::nvml::Sample;
@@ -523,6 +534,65 @@ mod tests {
             text.contains("not in the driver's list") && text.contains("could not remap"),
             "{text}"
         );
+    }
+
+    /// The node begins to switch MIG modes while a claim has GPU 0.
+    #[tokio::test]
+    async fn a_gpu_moves_to_the_pool_of_its_instances_when_its_claims_have_ended_and_is_in_one_pool_at_a_time() {
+        let (machine, rig) = (Machine::default(), Rig::new(false));
+        machine.switch(false);
+        let mut scanned = scanned_on(rig);
+        scanned.outputs.node = SharedNode::new(start_switching(&scanned.rig, &machine));
+        let (config, outputs) = (scanned.rig.config(), scanned.outputs);
+        let held = prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await;
+        assert_eq!(held, Ok(()));
+        let mut scans = Scans::new(outputs.node.gpus_in_use());
+        scans.dynamic = DynamicGpus::new(MigDynamic::Modes);
+        let pools = |published: &watch::Receiver<Wanted>| -> Vec<(String, usize)> {
+            let Wanted::Slices(slices) = published.borrow().clone() else {
+                return Vec::new();
+            };
+            let all = slices.iter().filter(|slice| !slice.devices.is_empty());
+            all.map(|slice| (slice.pool.clone(), slice.devices.len())).collect()
+        };
+        let own = |digits: &str| (format!("vgpu-mig-{digits}"), 26);
+        for (claims, expected) in [
+            (
+                1,
+                vec![("vgpu".to_owned(), 1), ("vgpu-monitor".into(), 1), own("3f8a1c21")],
+            ),
+            (0, vec![own("3f8a1c20"), own("3f8a1c21")]),
+        ] {
+            let mut seen = list(&[gpu(0), gpu(1)]);
+            scans.divide(&mut seen, &outputs).await;
+            scans.apply(Ok(seen), &config, &outputs);
+            assert_eq!(pools(&scanned.published), expected, "{claims} claims");
+            assert!(taints(&scanned.published).iter().all(Option::is_none));
+            let gone = outputs
+                .node
+                .turn(|node, locked| node.unprepare(locked, &["u1"]).remove(0));
+            gone.await.expect("a turn").expect("unprepared");
+        }
+        assert_eq!(outputs.metrics.gpus.get(), 2);
+        let health = scanned.health.borrow().clone();
+        assert!(health.devices.contains_key("gpu-3f8a1c20-undivided"));
+        assert!(!health.devices.contains_key("gpu-3f8a1c20-undivided-monitor"));
+        // A record that was rebuilt does not say that the claim has the GPU in that pool.
+        let (id, rebuilt) = part("u2", 20);
+        assert_eq!(prepare(&outputs.node, (id, rebuilt)).await, Ok(()));
+        std::fs::write(scanned.rig.record("u2"), "{").expect("written");
+        let mut seen = list(&[gpu(0), gpu(1)]);
+        scans.divide(&mut seen, &outputs).await;
+        scans.apply(Ok(seen), &config, &outputs);
+        assert!(outputs.node.gpus_in_use().iter().any(|one| !one.is_dynamic));
+        assert_eq!(pools(&scanned.published), [own("3f8a1c20"), own("3f8a1c21")]);
+        // Its context was measured while it was whole.
+        let size = ContextSize { own: 1, unowned: 0 };
+        let measured = |index: u32| BTreeMap::from([(gpu(index).uuid, size)]);
+        scans.note_contexts(measured(0));
+        scans.note_contexts(measured(5));
+        scans.note_contexts(BTreeMap::new());
+        assert_eq!(scans.contexts.keys().collect::<Vec<_>>(), [&gpu(0).uuid]);
     }
 
     #[tokio::test]

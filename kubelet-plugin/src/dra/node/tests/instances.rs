@@ -528,7 +528,7 @@ fn a_silent_driver_is_asked_once_in_a_turn() {
     assert_eq!(machine.starts(), [0; 0]);
 }
 
-const UNDIVIDED: &str = "gpu-3f8a1c20-undivided";
+pub(crate) const UNDIVIDED: &str = "gpu-3f8a1c20-undivided";
 
 /// A plugin that has just started where claims switch MIG modes.
 fn switching(rig: &Rig, machine: &Machine) -> Node {
@@ -538,7 +538,7 @@ fn switching(rig: &Rig, machine: &Machine) -> Node {
 }
 
 /// A claim with this share of the undivided GPU.
-fn part(uid: &str, gib: u64) -> (ClaimId, ResourceClaim) {
+pub(crate) fn part(uid: &str, gib: u64) -> (ClaimId, ResourceClaim) {
     part_of(UNDIVIDED, "n1/vgpu-mig-3f8a1c20", uid, gib)
 }
 
