@@ -63,6 +63,41 @@ fn the_slices_of_a_node_become_those_of_any() {
     }
 }
 
+/// Counters name the machine's GPU, and a copy of them would leave a pool that no allocator takes.
+#[test]
+fn a_gpu_that_claims_divide_is_copied_as_a_whole_gpu_or_not_at_all() {
+    let takes = |name: &str, kind: &str| {
+        let mut device = device(name, 0, "");
+        device["attributes"]["type"] = json!({"string": kind});
+        device["consumesCounters"] = json!([{"counterSet": "mig-3f8a1c20", "counters": {"ofa": {"value": "1"}}}]);
+        device
+    };
+    let mut counters = slice("n1", "vgpu-mig-3f8a1c20", 1, "s1", 2, &[]);
+    counters["spec"]["sharedCounters"] = json!([{"name": "mig-3f8a1c20", "counters": {"ofa": {"value": "1"}}}]);
+    let devices = [
+        takes("mig-of-3f8a1c20-1g-10gb-6", "mig"),
+        takes("gpu-3f8a1c20-undivided", "gpu"),
+    ];
+    let all = [counters, slice("n1", "vgpu-mig-3f8a1c20", 1, "s2", 2, &devices)];
+    let files = Files::new();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": all});
+    let said = vgpu_on(
+        "slices --like n1 --name new -o json",
+        &[files.write("all.json", &list.to_string())],
+    );
+    let said = said.ended(0);
+    said.err_has("left out: 1 instances that claims could make");
+    let [slice] = &said.items()[..] else {
+        panic!("one slice")
+    };
+    assert_eq!(slice["spec"]["pool"]["name"], "new/vgpu");
+    let device = &slice["spec"]["devices"][0];
+    assert_eq!(
+        (&device["name"], device.get("consumesCounters")),
+        (&json!("gpu-0"), None)
+    );
+}
+
 #[test]
 fn what_cannot_be_copied_or_made_is_said() {
     for (words, said) in [

@@ -49,7 +49,8 @@ pub struct Flags {
     /// How claims take instances of GPUs in MIG mode: each one whole, or shared as GPUs are
     #[arg(long, value_enum, default_value_t)]
     pub mig_instances: MigInstances,
-    /// Which GPUs claims may divide: none, or those that are in MIG mode when the plugin first sees them
+    /// Which GPUs claims may divide: none, those that are in MIG mode when the plugin first sees them, or these and all whose
+    /// mode changes without a reset
     #[arg(long, value_enum, default_value_t)]
     pub mig_dynamic: MigDynamic,
     /// Kubelet's root folder
@@ -121,8 +122,10 @@ pub enum MigDynamic {
     /// Claims get instances that an administrator has made.
     #[default]
     Off,
-    /// They are made at Prepare, and destroyed at Unprepare.
+    /// They are made at Prepare, and destroyed at Unprepare, on GPUs that an administrator has put in MIG mode.
     Instances,
+    /// The same, and claims switch the mode of GPUs that need no reset for it.
+    Modes,
 }
 
 /// What happens when a share is over its limit of memory.
@@ -329,7 +332,7 @@ impl Flags {
         }
         let longest = match self.mig_dynamic {
             MigDynamic::Off => Pools::LONGEST_SUFFIX,
-            MigDynamic::Instances => Pools::LONGEST_DYNAMIC_SUFFIX,
+            MigDynamic::Instances | MigDynamic::Modes => Pools::LONGEST_DYNAMIC_SUFFIX,
         };
         if self.node_name.len() + longest.len() > POOL_NAME_MAX {
             let node = self.node_name.clone();

@@ -80,7 +80,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let nvml = Nvml::new(Path::new("/proc/self/exe"), &config.driver_root, &config.memory_sizes);
     let (mut node, _instance) = recover(&config, &processes).await?;
     let boot = boot(&config.boot_id)?;
-    if config.mig_dynamic == MigDynamic::Instances {
+    if config.mig_dynamic != MigDynamic::Off {
         node.make_instances_with(Arc::new(nvml.clone()), boot.clone());
     }
     let node = SharedNode::new(node);

@@ -161,6 +161,7 @@ fn like(node: &str, slices: &[Value], name: &str) -> Result<Devices, SlicesError
     }
     let mut numbers = Numbers::default();
     let mut devices = Devices::new();
+    let mut could_be_made = 0;
     let here = Pools::of(name);
     for (pool, mut slices) in newest {
         let promised = slices[0]["spec"]["pool"]["resourceSliceCount"].as_u64().unwrap_or(1);
@@ -181,10 +182,21 @@ fn like(node: &str, slices: &[Value], name: &str) -> Result<Devices, SlicesError
             taints.any(|taint| taint["key"] == "dra.vgpu/mig")
         };
         for device in all.flatten().filter(|device| !is_divided(device)) {
+            // Only with the counters of their GPU, which are of one machine, do these exclude each other.
+            if device["consumesCounters"].is_array() && device["attributes"]["type"]["string"] == device_type::MIG {
+                could_be_made += 1;
+                continue;
+            }
             let device = template(device.clone(), &mut numbers);
             let pool = here.of_device(device["name"].as_str().unwrap_or_default());
             devices.entry(pool).or_default().push(device);
         }
+    }
+    if could_be_made > 0 {
+        let line = format!(
+            "left out: {could_be_made} instances that claims could make; a GPU whose MIG mode they switch is there whole"
+        );
+        say("slices", line);
     }
     Ok(devices)
 }
@@ -224,6 +236,7 @@ fn template(mut device: Value, numbers: &mut Numbers) -> Value {
     }
     if let Some(fields) = device.as_object_mut() {
         fields.remove("taints");
+        fields.remove("consumesCounters");
     }
     device
 }

@@ -80,12 +80,19 @@ pub struct PodRef {
 /// A GPU's monitor device has the GPU's device name with this suffix.
 pub const MONITOR_SUFFIX: &str = "-monitor";
 
+/// The device of a GPU has a name with this prefix.
+pub const GPU_PREFIX: &str = "gpu-";
+
 /// The device of an instance of a GPU in MIG mode has a name with this prefix.
 pub const INSTANCE_PREFIX: &str = "mig-";
 
 /// The device of an instance that a claim makes has a name with this prefix and [`GPU_DIGITS`] digits of its GPU's UUID, which no
 /// UUID has: its pool is known by its name.
 pub const CANDIDATE_PREFIX: &str = "mig-of-";
+
+/// The device of a GPU whose MIG mode claims switch is `gpu-`, [`GPU_DIGITS`] digits of its UUID, and this: its pool is that of
+/// the GPU's instances, and is known by its name. The same GPU has another name while it is in the pool of the GPUs.
+pub const UNDIVIDED_SUFFIX: &str = "-undivided";
 
 /// How many digits of a GPU's UUID are in the names of its instances that claims make, and of their pool.
 pub const GPU_DIGITS: usize = 8;
@@ -100,7 +107,7 @@ pub mod pool {
 /// The names of a node's pools. The cluster autoscaler compares the allocated devices of a pool with all of its devices, as if
 /// they were equal. So monitor devices, which nobody allocates without admin access, and instances, which are parts of GPUs,
 /// must not be in the pool of the GPUs. The instances that claims make of a GPU are a pool of their own, which is named
-/// after the GPU: one overdrawn counter stops all devices of a pool.
+/// after the GPU: one overdrawn counter stops all devices of a pool. A GPU whose MIG mode claims switch is in that pool too.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pools {
     pub gpus: String,
@@ -128,7 +135,7 @@ impl Pools {
     pub fn of_device(&self, device: &str) -> String {
         if device.ends_with(MONITOR_SUFFIX) {
             self.monitors.clone()
-        } else if let Some(gpu) = gpu_of_candidate(device) {
+        } else if let Some(gpu) = gpu_of_dynamic(device) {
             format!("{}-{gpu}", self.instances)
         } else if device.starts_with(INSTANCE_PREFIX) {
             self.instances.clone()
@@ -153,6 +160,25 @@ impl Pools {
 pub fn gpu_of_candidate(device: &str) -> Option<&str> {
     let digits = device.strip_prefix(CANDIDATE_PREFIX)?.get(..GPU_DIGITS)?;
     are_gpu_digits(digits).then_some(digits)
+}
+
+/// Returns the name of the device of a GPU whose MIG mode claims switch. `digits`: the first ones of its UUID.
+#[must_use]
+pub fn undivided(digits: &str) -> String {
+    format!("{GPU_PREFIX}{digits}{UNDIVIDED_SUFFIX}")
+}
+
+/// Returns the digits of the GPU that this device is, if claims switch its MIG mode.
+#[must_use]
+pub fn gpu_of_undivided(device: &str) -> Option<&str> {
+    let digits = device.strip_prefix(GPU_PREFIX)?.strip_suffix(UNDIVIDED_SUFFIX)?;
+    are_gpu_digits(digits).then_some(digits)
+}
+
+/// Returns the digits of the GPU in whose pool this device is, if claims make its instances.
+#[must_use]
+pub fn gpu_of_dynamic(device: &str) -> Option<&str> {
+    gpu_of_candidate(device).or_else(|| gpu_of_undivided(device))
 }
 
 fn are_gpu_digits(text: &str) -> bool {
@@ -224,6 +250,8 @@ mod tests {
             ("mig-3f8a1c20-3g-40gb-4", "n1/vgpu-mig"),
             ("mig-of-3f8a1c20-3g-40gb-4", "n1/vgpu-mig-3f8a1c20"),
             ("mig-of-x", "n1/vgpu-mig"),
+            ("gpu-3f8a1c20-undivided", "n1/vgpu-mig-3f8a1c20"),
+            ("gpu-3f8a1c2-undivided", "n1/vgpu"),
         ] {
             assert_eq!(pools.of_device(device), pool);
             assert!(pools.contains(pool), "{pool}");

@@ -19,13 +19,20 @@ pub(crate) struct Published {
     pub(crate) index: u32,
 }
 
+/// UUID and profile: an instance that claims could make has its GPU's UUID.
+type Key = (String, String);
+
+fn key(gpu: &Gpu) -> Key {
+    (gpu.uuid.clone(), gpu.profile.clone())
+}
+
 /// The GPUs by slice.
 #[derive(Debug, Clone, Default)]
 pub struct Gpus {
     /// By slice: the pool, and its devices by name.
     slices: BTreeMap<String, (String, BTreeMap<String, Published>)>,
-    /// GPUs that are gone, by UUID, and since when.
-    gone: BTreeMap<String, (Gpu, Now)>,
+    /// GPUs that are gone, and since when.
+    gone: BTreeMap<Key, (Gpu, Now)>,
 }
 
 impl Gpus {
@@ -69,7 +76,7 @@ impl Gpus {
         let Some((_, devices)) = self.slices.remove(slice) else {
             return false;
         };
-        let gone = devices.into_values().map(|one| (one.gpu.uuid.clone(), (one.gpu, now)));
+        let gone = devices.into_values().map(|one| (key(&one.gpu), (one.gpu, now)));
         self.gone.extend(gone);
         true
     }
@@ -89,9 +96,9 @@ impl Gpus {
     /// The published GPUs, and those that were published until recently.
     #[must_use]
     pub fn inventory(&self) -> Inventory {
-        let mut gpus: BTreeMap<&str, &Gpu> = self.gone.iter().map(|(uuid, (gpu, _))| (uuid.as_str(), gpu)).collect();
+        let mut gpus: BTreeMap<Key, &Gpu> = self.gone.iter().map(|(key, (gpu, _))| (key.clone(), gpu)).collect();
         let published = self.slices.values().flat_map(|(_, devices)| devices.values());
-        gpus.extend(published.map(|one| (one.gpu.uuid.as_str(), &one.gpu)));
+        gpus.extend(published.map(|one| (key(&one.gpu), &one.gpu)));
         Inventory {
             gpus: gpus.into_values().cloned().collect(),
         }
@@ -111,4 +118,32 @@ fn published(device: &Device) -> Option<Published> {
         gpu: Gpu::of_device(device)?,
         index: u32::try_from(index).ok()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_gpu_and_the_instances_that_claims_could_make_of_it_are_all_known() {
+        let device = |name: &str, kind: &str, profile: &str, memory: &str| {
+            let attributes = json!({"type": {"string": kind}, "uuid": {"string": "GPU-1"}, "index": {"int": 0},
+                "profile": {"string": profile}, "parentUUID": {"string": "GPU-1"}});
+            json!({"name": name, "attributes": attributes, "capacity": {"memory": {"value": memory}}})
+        };
+        let slice = json!({"metadata": {"name": "s"}, "spec": {"driver": DRIVER_NAME,
+            "pool": {"name": "n1/vgpu-mig-3f8a1c20", "generation": 1, "resourceSliceCount": 1},
+            "devices": [device("mig-of-3f8a1c20-1g-10gb-6", "mig", "1g.10gb", "10Gi"),
+                device("mig-of-3f8a1c20-3g-40gb-4", "mig", "3g.40gb", "40Gi"),
+                device("gpu-3f8a1c20-undivided", "gpu", "none", "80Gi")]}});
+        let slice: ResourceSlice = serde_json::from_value(slice).expect("a slice");
+        let profiles =
+            |gpus: &Gpus| -> Vec<String> { gpus.inventory().gpus.into_iter().map(|gpu| gpu.profile).collect() };
+        let mut gpus = Gpus::default();
+        gpus.set(&slice, Now::default());
+        assert_eq!(profiles(&gpus), ["1g.10gb", "3g.40gb", "none"]);
+        gpus.remove("s", Now::default());
+        assert_eq!(profiles(&gpus), ["1g.10gb", "3g.40gb", "none"], "for a while");
+    }
 }

@@ -1,4 +1,4 @@
-//! GPUs in MIG mode: a claim has an instance whole, claims share one, and claims make one.
+//! GPUs in MIG mode: a claim has an instance whole, claims share one, claims make one, and claims switch the mode.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -15,6 +15,7 @@ use crate::shared::{self, Installed, LIMIT, Test, memory_enforced};
 pub(crate) const TESTS: &[Test] = &[
     ("example_mig_has_an_instance_whole", whole_instances),
     ("claims_make_instances", in_scheduler_mode),
+    ("claims_switch_mig_mode", modes),
 ];
 pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[("claims_share_an_instance_in_controller_mode", in_controller_mode)];
 
@@ -238,4 +239,89 @@ fn whole(installed: &Installed, kube: &Kube<'_>, state: &str) -> Result<()> {
     })?;
     // Delete the pod now, because the plugin that the rollback restores does not know these GPUs.
     kube.run(&["delete", "pod", "mig"]).map(drop)
+}
+
+/// One GPU whose mode claims switch.
+fn modes() -> Result<()> {
+    if is_skipped("mig::claims_switch_mig_mode") {
+        return Ok(());
+    }
+    shared::in_namespace_of(shared::observed()?, "mig", |installed, kube| {
+        let state = format!("{STATE}-modes");
+        let values = "softGpu.gpus=1,mig.dynamic=modes";
+        let profile = "gpus = 1\nnvml_pids = own\nmig_product = h100-80gb\n";
+        on_gpus_of_the_chart(installed, kube, [&state, values, profile], || switched(installed, kube))
+    })
+}
+
+/// The whole GPU, shares of it and an instance, each after the former ones have ended. A claim of another form waits meanwhile.
+fn switched(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
+    wait(LIMIT, "all places of the GPU to be published", || {
+        Ok((instances(kube)?.len() == 25).then_some(()))
+    })?;
+    let files = || -> Result<Vec<String>> {
+        let folder = installed.cluster.node(Node::FIRST).path_inside("/var/lib/vgpu/mig")?;
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+        Ok(names.filter(|name| name.ends_with(".json")).collect())
+    };
+    let ends = || {
+        wait(LIMIT, "no trace of the instance", || {
+            Ok(files()?.is_empty().then_some(()))
+        })
+    };
+    let part = |memory: &str| {
+        let of_gpu = "device.attributes['dra.vgpu'].type == 'gpu'";
+        json!({"deviceClassName": "vgpu", "capacity": {"requests": {"memory": memory, "cores": "25"}},
+            "selectors": [{"cel": {"expression": of_gpu}}]})
+    };
+    let device = |claim: &str| -> Result<Value> {
+        let claim = kube.get(&["resourceclaim", claim])?;
+        Ok(claim["status"]["allocation"]["devices"]["results"][0].clone())
+    };
+    let waits = |pod: &str| {
+        wait(LIMIT, "a pod of another form to wait", || {
+            let events = kube.get(&["events", "--field-selector", &format!("involvedObject.name={pod}")])?;
+            Ok(events.to_string().contains("FailedScheduling").then_some(()))
+        })
+    };
+    kube.apply(&claim("whole", &json!({"deviceClassName": "gpu"})))?;
+    kube.wait_running("whole", LIMIT)?;
+    let result = device("whole")?;
+    let names = (result["device"].as_str(), result["pool"].as_str());
+    ensure!(
+        names.0.is_some_and(|name| name.ends_with("-undivided"))
+            && names.1.is_some_and(|pool| pool.contains("/vgpu-mig-")),
+        "{result}"
+    );
+    kube.apply(&claim("half", &of_profile("3g.40gb")))?;
+    waits("half")?;
+    delete(kube, &["whole"])?;
+    // The pod that waited has an instance now, and shares of the GPU wait.
+    runs_with(kube, "half", HALF)?;
+    ensure!(
+        files()?.iter().any(|name| name.ends_with(".mode.json")),
+        "{:?}",
+        files()?
+    );
+    for name in ["first", "second"] {
+        kube.apply(&claim(name, &part("10Gi")))?;
+    }
+    waits("first")?;
+    // The mode is switched off by the plugin that comes after a kill.
+    plugins::kill(&installed.cluster)?;
+    delete(kube, &["half"])?;
+    for name in ["first", "second"] {
+        kube.wait_running(name, LIMIT)?;
+        let line: Value = serde_json::from_str(&kube.exec(name, &["vgpu-client", "check"])?)?;
+        ensure!(line["total"].as_u64() == Some(10 << 30), "{name}: {line}");
+    }
+    ends()?;
+    memory_enforced(kube, "first", "True", "Library")?;
+    delete(kube, &["first", "second"])?;
+    kube.apply(&claim("eighth", &of_profile("1g.10gb")))?;
+    runs_with(kube, "eighth", EIGHTH)?;
+    // Delete it now, because the plugin that the rollback restores does not switch the mode off.
+    delete(kube, &["eighth"])?;
+    ends()
 }

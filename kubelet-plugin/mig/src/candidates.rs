@@ -5,7 +5,8 @@
 //!                                                  instance was there before the pool was published
 //!                               ofa, jpeg, decoders, encoders   of the whole GPU, less the administrator's
 //!                               compute-slices, memory          for quotas; no set of placements can exceed them
-//!                 devices       each profile in each of its placements, small ones first, from the last place on
+//!                 devices       each profile in each of its placements, small ones first, from the last place on;
+//!                               where claims switch the mode, at the end the undivided GPU, which takes everything
 //! ```
 //!
 //! Disjoint memory slices imply multiprocessors, copy engines, memory, compute slices and the most instances of a profile, on
@@ -13,7 +14,8 @@
 //! driver's.
 //!
 //! The allocator takes the first device that fits, so the order packs: an instance of one slice begins at the last place, which
-//! keeps the places of bigger ones at the front free.
+//! keeps the places of bigger ones at the front free. The undivided GPU comes last for the same reason: a share that fits an
+//! instance does not take the whole GPU out of MIG's reach.
 //!
 //! Failure modes:
 //! - A counter whose value is below what allocations have taken blocks every device of its pool. So an administrator's
@@ -40,6 +42,8 @@ pub const MOST_COUNTERS: usize = 32;
 /// The counters beside those of memory slices.
 const OTHER_COUNTERS: usize = 6;
 const MIB: u64 = 1 << 20;
+/// The counters of memory slices have names with this prefix.
+const SLICE: &str = "memory-slice-";
 
 /// All that a GPU offers. Each GPU has a pool of its own, which confines what goes wrong with its counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +53,16 @@ pub struct Pool {
     pub counters: Vec<Counter>,
     /// In the order in which the allocator is to try them.
     pub candidates: Vec<Candidate>,
+    /// None: claims do not switch the GPU's mode, or its size is not known.
+    pub undivided: Option<Undivided>,
+}
+
+/// The undivided GPU, as the last device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undivided {
+    /// The name of the device.
+    pub name: String,
+    pub consumes: Vec<Counter>,
 }
 
 /// An instance that could be made.
@@ -151,18 +165,32 @@ impl Pool {
             counter_set: counter_set(gpu),
             counters,
             candidates: candidates(gpu, &offered),
+            undivided: None,
         })
+    }
+
+    /// Returns the pool with the undivided GPU as its last device.
+    #[must_use]
+    pub fn with_undivided(mut self, gpu: &str) -> Self {
+        let all = self
+            .counters
+            .iter()
+            .map(|counter| match counter.name.starts_with(SLICE) {
+                // Also those that an administrator's instance has had from the start: the GPU is not whole there.
+                true => Counter::new(&counter.name, 1),
+                false => counter.clone(),
+            });
+        self.undivided = Some(Undivided {
+            name: vgpu_api::undivided(&short(gpu)),
+            consumes: all.filter(|counter| counter.value > 0).collect(),
+        });
+        self
     }
 
     /// Returns the candidate that a device's name stands for.
     #[must_use]
     pub fn find(&self, device: &str) -> Option<&Candidate> {
         self.candidates.iter().find(|candidate| candidate.name == device)
-    }
-
-    /// Returns the devices of each slice.
-    pub fn slices(&self) -> impl Iterator<Item = &[Candidate]> {
-        self.candidates.chunks(MOST_DEVICES)
     }
 }
 
@@ -309,7 +337,7 @@ fn consumption(profile: &Profile, placement: Placement) -> Vec<Counter> {
 }
 
 fn slice_name(slice: u32) -> String {
-    format!("memory-slice-{slice}")
+    format!("{SLICE}{slice}")
 }
 
 /// The first hexadecimal digits of a GPU's UUID.

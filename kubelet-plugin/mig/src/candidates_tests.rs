@@ -57,10 +57,14 @@ impl Counters {
     }
 
     fn takes(&mut self, candidate: &Candidate) -> bool {
+        self.takes_all(&candidate.consumes)
+    }
+
+    fn takes_all(&mut self, consumes: &[Counter]) -> bool {
         let left = |counter: &Counter| self.0[&counter.name].checked_sub(counter.value);
-        let after: Option<Vec<u64>> = candidate.consumes.iter().map(left).collect();
+        let after: Option<Vec<u64>> = consumes.iter().map(left).collect();
         let Some(after) = after else { return false };
-        for (counter, value) in candidate.consumes.iter().zip(after) {
+        for (counter, value) in consumes.iter().zip(after) {
             *self.0.get_mut(&counter.name).expect("a counter") = value;
         }
         true
@@ -147,7 +151,10 @@ fn eight_gpus_with_all_placements_are_within_the_servers_limits() {
         assert_eq!(sets.len(), 8);
         for pool in &pools {
             assert!(pool.counters.len() <= MOST_COUNTERS, "{}", pool.counters.len());
-            assert!(pool.slices().count() == 1 && pool.slices().all(|slice| slice.len() <= MOST_DEVICES));
+            assert!(
+                pool.candidates.len() < MOST_DEVICES,
+                "with the undivided GPU in one slice"
+            );
             for candidate in &pool.candidates {
                 let known = |one: &Counter| pool.counters.iter().any(|counter| counter.name == one.name);
                 assert!(candidate.consumes.iter().all(known), "{}", candidate.name);
@@ -165,7 +172,7 @@ fn eight_gpus_with_all_placements_are_within_the_servers_limits() {
         many.push(profile);
     }
     let pool = start_pool(&many);
-    assert_eq!(pool.slices().map(<[_]>::len).collect::<Vec<_>>(), [64, 46]);
+    assert_eq!(pool.candidates.len(), 110);
     // More slices than a set has counters: no slice that the server would refuse.
     let mut long = tables::a30();
     long[0].placements.push(Placement { start: 26, size: 1 });
@@ -198,6 +205,12 @@ fn an_administrators_instance_closes_its_slices_and_a_late_one_lowers_no_counter
     let later = Pool::new(GPU, &profiles, &late, &[]).expect("a pool");
     assert_eq!(later.candidates, pool.candidates);
     assert_eq!(later.counters, start_pool(&profiles).counters);
+    // The GPU is not whole while the administrator's is there; later it is refused at Prepare.
+    let whole = |pool: Pool| {
+        let pool = pool.with_undivided(GPU);
+        Counters::of(&pool).takes_all(&pool.undivided.as_ref().expect("offered").consumes)
+    };
+    assert_eq!((whole(pool), whole(later)), (false, true));
     // A claim's own device stays, with its counters.
     let held = [Held {
         profile: 19,
@@ -271,8 +284,9 @@ proptest! {
                 theirs.push(self::administrators(profile, *place, is_from_start));
             }
         }
-        let pool = Pool::new(GPU, &profiles, &theirs, &[]).expect("a pool");
+        let pool = Pool::new(GPU, &profiles, &theirs, &[]).expect("a pool").with_undivided(GPU);
         let mut counters = Counters::of(&pool);
+        let undivided = pool.undivided.clone().expect("offered").consumes;
         let are_all_early = theirs.iter().all(|one| one.is_from_start);
         let mut taken: Vec<Placement> = theirs.iter().map(|one| one.placement).collect();
         // All that the driver would create at this moment is offered, and nothing else.
@@ -287,7 +301,13 @@ proptest! {
             let candidate = pick.get(&pool.candidates);
             let by_counters = counters.takes(candidate);
             let by_driver = board.takes(&candidate.profile, candidate.placement);
+            // The undivided GPU excludes each instance, and is excluded by each.
             if by_counters {
+                prop_assert!(!Counters(counters.0.clone()).takes_all(&undivided), "beside {}", candidate.name);
+                let mut whole = Counters::of(&pool);
+                if whole.takes_all(&undivided) {
+                    prop_assert!(pool.candidates.iter().all(|one| !whole.takes(one)));
+                }
                 prop_assert!(taken.iter().all(|other| !overlap(*other, candidate.placement)), "{}", candidate.name);
                 taken.push(candidate.placement);
             }

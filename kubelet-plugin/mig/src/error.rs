@@ -23,10 +23,37 @@ pub enum Error {
          reboot", on_or_off(*.is_on), on_or_off(!*.is_on)
     )]
     ResetPending { gpu: String, is_on: bool },
-    #[error("GPU {gpu}: MIG mode is off and is not switched on while {users} processes use the GPU; kubelet retries")]
+    #[error(
+        "GPU {gpu}: MIG mode is off and is not switched on while {users} processes use the GPU; nvidia-smi and fuser \
+         /dev/nvidia* on the node show them; kubelet retries"
+    )]
     GpuInUse { gpu: String, users: usize },
-    #[error("GPU {gpu}: MIG mode is off and is not switched on while claims hold the GPU; kubelet retries")]
+    #[error(
+        "GPU {gpu}: no instance is made while claims hold the GPU as a whole or shares of it, or may hold them; kubelet retries"
+    )]
     GpuHeld { gpu: String },
+    /// Somebody wants the GPU as a whole.
+    #[error(
+        "GPU {gpu}: it is in MIG mode, which no claim switched on, so it is the administrator's; switch it off (nvidia-smi -mig \
+         0), or delete pod and claim"
+    )]
+    ModeOn { gpu: String },
+    #[error("GPU {gpu}: claims {claims} have {instances} of it; kubelet retries")]
+    Divided {
+        gpu: String,
+        instances: String,
+        claims: String,
+    },
+    #[error(
+        "GPU {gpu}: it stays in MIG mode because of GPU instance {gpu_instance}, which no claim made; destroy it (nvidia-smi mig \
+         -gi {gpu_instance} -dgi) or delete the pod"
+    )]
+    DividedByAdministrator { gpu: String, gpu_instance: u32 },
+    #[error(
+        "GPU {gpu}: claims switched its MIG mode on, and this node does not switch it any more (chart value mig.dynamic); once no \
+         claim has an instance of it, switch it off (nvidia-smi -mig 0)"
+    )]
+    StaysOn { gpu: String },
     #[error(
         "{instance}: GPU instance {gpu_instance}, which no claim made, is in this place; destroy it (nvidia-smi mig -gi \
          {gpu_instance} -dgi) or delete the pod"

@@ -4,6 +4,7 @@
 //!  Prepare    mode (switched on if the node allows) ─► is the place free? ─► record ─► GPU instance ─► compute instance
 //!             ─► record with ids ─► answer            a further claim: record ─► answer
 //!  Unprepare  record without the claim ─► the last one: compute instance ─► GPU instance ─► no record ─► mode
+//!  whole      (a claim has the GPU or shares of it) leftovers ─► mode (switched off if it was switched on here)
 //!  recover    at a start and in each turn: each record is carried to its end, in either direction
 //! ```
 //!
@@ -30,6 +31,10 @@
 //! - The driver refuses to create: the record is removed, and the mode that was switched on for it is off again.
 //! - Mode: it is on without a record when an administrator switched it on, and then it stays on. One that cannot be switched
 //!   off again is reported and tried again. One that the driver could not activate is taken back.
+//! - A node that switches no mode any more finds one that it switched: it is left on and reported, as an administrator's would
+//!   be, and the record stays for a node that switches it again.
+//! - A claim for the whole GPU and one for an instance: the caller's lock puts one before the other, and the second one is
+//!   refused with the holders of the first.
 //! - The disk is full: no instance is made, and those of ended claims are destroyed. If it becomes full between record and
 //!   refusal, the record is removed: an instance that had vanished is then not made again before the next Prepare.
 //! - A claim is allocated to two places of one pool, or two claims overlap: the second one is refused, with the holders.
@@ -39,7 +44,7 @@ use crate::error::Error;
 use crate::records::{Key, Record, Records, Stage, Store, Switched};
 use std::collections::{BTreeMap, BTreeSet};
 use vgpu_node::files::Failed;
-use vgpu_node::gpus::Placement;
+use vgpu_node::gpus::{Gpu, Placement};
 
 /// Makes and destroys the instances of a node's claims.
 #[derive(Debug)]
@@ -67,6 +72,8 @@ pub struct Asked<'a> {
     pub profile: u32,
     pub profile_name: &'a str,
     pub placement: Placement,
+    /// The GPU as it is published, for the record of a mode that is switched.
+    pub whole: Option<&'a Gpu>,
 }
 
 /// An instance with its compute instance.
@@ -127,11 +134,47 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
         if is_new && records.instances.contains_key(&key) {
             record.save(&self.store, false)?;
         }
-        let result = self.ensure(&mut record, is_gpu_held).map(|(made, _)| made);
+        let result = self.ensure(&mut record, is_gpu_held, asked.whole);
+        let result = result.map(|(made, _)| made);
         if result.is_err() && is_new {
             self.give_up(&key, asked.claim);
         }
         result
+    }
+
+    /// Has the GPU whole for a claim that gets it, or shares of it: MIG mode that was switched on here is off again.
+    ///
+    /// # Errors
+    /// Claims have instances of it, an administrator has or switched the mode, or the driver refuses.
+    pub fn whole(&self, gpu: &str) -> Result<(), Error> {
+        let records = self.records()?;
+        // Also while the mode is off: after a reload of the module, instances are made again for their claims.
+        let held: Vec<&Record> = records.of_gpu(gpu).filter(|one| !one.claims.is_empty()).collect();
+        if !held.is_empty() {
+            let claims = held.iter().flat_map(|record| record.claims.iter().cloned()).collect();
+            let instances = held.iter().map(|record| record.place()).collect::<Vec<_>>();
+            return Err(Error::Divided {
+                gpu: gpu.to_owned(),
+                instances: instances.join(", "),
+                claims: list_of(&claims),
+            });
+        }
+        if !self.is_on(gpu)? {
+            return Ok(());
+        }
+        for ended in records.of_gpu(gpu) {
+            self.end(ended)?;
+        }
+        if let Some(instance) = self.list(gpu)?.first() {
+            return Err(Error::DividedByAdministrator {
+                gpu: gpu.to_owned(),
+                gpu_instance: instance.id,
+            });
+        }
+        let Some(switched) = records.switched(gpu, &self.settings.boot) else {
+            return Err(Error::ModeOn { gpu: gpu.to_owned() });
+        };
+        self.switch_off(switched, &self.records()?)
     }
 
     /// Destroys the instances of which this claim was the last, as far as no process uses them.
@@ -181,7 +224,7 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
                 continue;
             }
             let is_gpu_held = (known.is_gpu_held)(&record.gpu);
-            match self.ensure(&mut record, is_gpu_held) {
+            match self.ensure(&mut record, is_gpu_held, None) {
                 Ok((_, true)) => report.made.push(record),
                 Ok((_, false)) => {}
                 // Without a list of instances it may be there.
@@ -191,6 +234,32 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
         }
         self.switch_off_unused(&mut report)?;
         Ok(report)
+    }
+
+    /// Returns true if the GPU is in MIG mode.
+    ///
+    /// # Errors
+    /// The driver does not say it.
+    pub fn is_divided(&self, gpu: &str) -> Result<bool, Error> {
+        let mode = self.driver.mode(gpu);
+        let mode = mode.map_err(|source| gpu_refused(gpu, "say its MIG mode", source))?;
+        Ok(mode.is_on)
+    }
+
+    /// Returns true if claims may switch the GPU's MIG mode: it needs no reset for that, and has profiles.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn is_switchable(&self, gpu: &str) -> Result<bool, Error> {
+        let is_refusal = |source: &Refused| source.code != Code::NoAnswer;
+        let answer = match self.driver.is_resetless(gpu) {
+            Ok(true) => self.driver.profiles(gpu).map(|profiles| !profiles.is_empty()),
+            answer => answer,
+        };
+        match answer {
+            Err(source) if is_refusal(&source) => Ok(false),
+            answer => answer.map_err(|source| gpu_refused(gpu, "say whether claims may switch its MIG mode", source)),
+        }
     }
 
     /// Returns the instances of a GPU that no claim made.
@@ -218,7 +287,7 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
     }
 
     /// Makes what is missing of a record's instance. Returns true with it if it was not there.
-    fn ensure(&self, record: &mut Record, is_gpu_held: bool) -> Result<(Made, bool), Error> {
+    fn ensure(&self, record: &mut Record, is_gpu_held: bool, whole: Option<&Gpu>) -> Result<(Made, bool), Error> {
         let found = self.list(&record.gpu)?;
         if let Some(instance) = found.iter().find(|instance| self.is_its(record, instance)) {
             return Ok((self.complete(record, instance)?, false));
@@ -228,7 +297,7 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             record.save(&self.store, true)?;
         }
         let made = self
-            .ready(record, is_gpu_held)
+            .ready(&record.gpu, is_gpu_held, whole)
             .and_then(|()| self.make_room(record, &found))
             .and_then(|()| self.make(record))
             .and_then(|instance| self.complete(record, &instance));
@@ -388,34 +457,40 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
     }
 
     /// Has MIG mode on.
-    fn ready(&self, record: &Record, is_gpu_held: bool) -> Result<(), Error> {
-        let gpu = record.gpu.clone();
-        if self.is_on(&gpu)? {
+    fn ready(&self, gpu: &str, is_gpu_held: bool, whole: Option<&Gpu>) -> Result<(), Error> {
+        let owned = || gpu.to_owned();
+        if self.is_on(gpu)? {
             return Ok(());
         }
         if !self.settings.switches_mode {
-            return Err(Error::ModeOff { gpu });
+            return Err(Error::ModeOff { gpu: owned() });
         }
-        let asked = |action| move |source| gpu_refused(&record.gpu, action, source);
-        let is_resetless = self.driver.is_resetless(&gpu);
+        let asked = |action| move |source| gpu_refused(gpu, action, source);
+        let is_resetless = self.driver.is_resetless(gpu);
         if !is_resetless.map_err(asked("say whether MIG mode changes without a reset"))? {
-            return Err(Error::NeedsReset { gpu });
+            return Err(Error::NeedsReset { gpu: owned() });
         }
         if is_gpu_held {
-            return Err(Error::GpuHeld { gpu });
+            return Err(Error::GpuHeld { gpu: owned() });
         }
-        let users = self.driver.users(&gpu).map_err(asked("list its processes"))?;
+        let users = self.driver.users(gpu).map_err(asked("list its processes"))?;
         if users > 0 {
-            return Err(Error::GpuInUse { gpu, users });
+            return Err(Error::GpuInUse { gpu: owned(), users });
         }
-        let boot = self.settings.boot.clone();
-        let switched = Switched { boot, gpu };
+        let former = self.records()?.switched;
+        let former = former.into_iter().find(|switched| switched.gpu == gpu);
+        let whole = whole.cloned().map(Box::new);
+        let switched = Switched {
+            boot: self.settings.boot.clone(),
+            gpu: owned(),
+            whole: whole.or(former.and_then(|switched| switched.whole)),
+        };
         switched.save(&self.store)?;
-        let set = self.driver.set_mode(&switched.gpu, true);
+        let set = self.driver.set_mode(gpu, true);
         set.map_err(asked("switch MIG mode on"))?;
-        match self.is_on(&switched.gpu)? {
+        match self.is_on(gpu)? {
             true => Ok(()),
-            false => Err(Error::ModeOff { gpu: switched.gpu }),
+            false => Err(Error::ModeOff { gpu: owned() }),
         }
     }
 
@@ -451,6 +526,10 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             let mode = mode.map_err(|source| gpu_refused(&switched.gpu, "say its MIG mode", source))?;
             // A mode that could not be activated is pending, and is taken back too.
             if mode.is_on || mode.is_on_after_reset {
+                if !self.settings.switches_mode {
+                    let gpu = switched.gpu.clone();
+                    return Err(Error::StaysOn { gpu });
+                }
                 if !self.list(&switched.gpu)?.is_empty() {
                     return Ok(());
                 }

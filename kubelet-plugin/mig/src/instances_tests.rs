@@ -13,6 +13,7 @@ const HALF: Asked<'_> = Asked {
     profile: 9,
     profile_name: "3g.40gb",
     placement: Placement { start: 4, size: 4 },
+    whole: None,
 };
 const SMALL: Asked<'_> = Asked {
     claim: "u2",
@@ -20,6 +21,7 @@ const SMALL: Asked<'_> = Asked {
     profile: 19,
     profile_name: "1g.10gb",
     placement: Placement { start: 6, size: 1 },
+    whole: None,
 };
 
 fn machine() -> Machine {
@@ -338,7 +340,7 @@ fn switching(is_on: bool) -> (Machine, TestInstances) {
 fn the_mode_is_switched_only_where_that_is_allowed_and_harms_nobody() {
     let (machine, plugin) = switching(false);
     assert!(said(machine.plugin(false).prepare(&HALF, false)).contains("this node does not switch it"));
-    assert!(said(plugin.prepare(&HALF, true)).contains("while claims hold the GPU"));
+    assert!(said(plugin.prepare(&HALF, true)).contains("while claims hold the GPU as a whole"));
     machine.state().gpu(GPU).users = 2;
     assert!(said(plugin.prepare(&HALF, false)).contains("while 2 processes use the GPU"));
     machine.state().gpu(GPU).users = 0;
@@ -396,6 +398,121 @@ fn the_mode_is_switched_off_after_the_last_instance_if_it_was_switched_on_here()
     plugin.prepare(&HALF, false).expect("made");
     plugin.unprepare("u1").expect("listed");
     assert!(machine.state().gpu(GPU).mode.is_on, "an administrator's");
+}
+
+/// A claim may have the whole GPU, then an instance, then the whole GPU.
+#[test]
+fn a_claim_of_the_whole_gpu_has_the_mode_off_or_hears_who_has_instances() {
+    let said = |result: Result<(), Error>| result.expect_err("refused").to_string();
+    let (machine, plugin) = switching(false);
+    plugin.whole(GPU).expect("it is whole");
+    assert_eq!(machine.state().calls, [Call::Mode], "one question");
+    let published = Gpu {
+        uuid: GPU.into(),
+        memory: 80 << 30,
+        ..Gpu::default()
+    };
+    let asked = Asked {
+        whole: Some(&published),
+        ..HALF
+    };
+    plugin.prepare(&asked, false).expect("made");
+    let records = plugin.records().expect("listed");
+    let switched = records.switched(GPU, "boot-0").expect("switched");
+    assert_eq!(switched.whole.as_deref(), Some(&published));
+    let error = said(plugin.whole(GPU));
+    assert!(
+        error.contains("claims u1 have 3g.40gb at memory slices 4..8 of it"),
+        "{error}"
+    );
+    // The module is reloaded: the mode is off, the instance gone and the claim prepared.
+    machine.state().gpu(GPU).instances.clear();
+    machine.state().gpu(GPU).mode = crate::driver::Mode::default();
+    assert!(said(plugin.whole(GPU)).contains("claims u1 have"));
+    assert_eq!(plugin.recover(known(&["u1"])).expect("listed").made.len(), 1);
+    let records = plugin.records().expect("listed");
+    assert_eq!(
+        records.switched(GPU, "boot-0").and_then(|of| of.whole.as_deref()),
+        Some(&published)
+    );
+    // A process of an ended claim.
+    machine.state().gpu(GPU).instances[0].is_in_use = true;
+    plugin.unprepare("u1").expect("listed");
+    assert!(said(plugin.whole(GPU)).contains("while a process uses it"));
+    machine.state().gpu(GPU).instances[0].is_in_use = false;
+    plugin.whole(GPU).expect("the leftover is destroyed");
+    assert!(!machine.state().gpu(GPU).mode.is_on && machine.state().files.is_empty());
+    // The driver does not let the mode go.
+    plugin.prepare(&HALF, false).expect("made");
+    machine.state().refuses = Some((|call| matches!(call, Call::SetMode { .. }), Code::InUse));
+    plugin.unprepare("u1").expect("listed");
+    machine.state().refuses = Some((|call| matches!(call, Call::SetMode { .. }), Code::InUse));
+    let error = said(plugin.whole(GPU));
+    assert!(
+        error.contains("switch MIG mode off again") && error.contains("DCGM"),
+        "{error}"
+    );
+    plugin.whole(GPU).expect("off");
+    // An administrator's instance, and mode.
+    plugin.prepare(&HALF, false).expect("made");
+    let first = Placement { start: 0, size: 4 };
+    machine.state().gpu(GPU).create(5, first, true).expect("made");
+    plugin.unprepare("u1").expect("listed");
+    let error = said(plugin.whole(GPU));
+    assert!(error.contains("GPU instance 1, which no claim made"), "{error}");
+    let (machine, plugin) = switching(true);
+    assert!(said(plugin.whole(GPU)).contains("no claim switched on"));
+    machine.state().gpu(GPU).mode.is_on_after_reset = false;
+    assert!(said(plugin.whole(GPU)).contains("from on to off at the next reset"));
+}
+
+/// The plugin is killed between any two steps while a claim ends, and another one gets the GPU.
+#[test]
+fn a_kill_between_the_end_of_an_instance_and_its_mode_leaves_a_gpu_that_is_whole_at_the_next_try() {
+    for lives_for in 0..40 {
+        let (machine, plugin) = switching(false);
+        plugin.prepare(&HALF, false).expect("made");
+        machine.state().lives_for = Some(lives_for);
+        let killed = catch_unwind(AssertUnwindSafe(|| plugin.unprepare("u1"))).is_err();
+        machine.state().lives_for = None;
+        if lives_for % 2 == 0 {
+            machine.plugin(true).recover(known(&[])).expect("listed");
+        }
+        let whole = machine.plugin(true).whole(GPU);
+        assert!(whole.is_ok() || lives_for % 2 == 1, "{lives_for}: {whole:?}");
+        machine.plugin(true).recover(known(&[])).expect("listed");
+        machine.plugin(true).whole(GPU).expect("whole");
+        assert!(!machine.state().gpu(GPU).mode.is_on && machine.state().files.is_empty());
+        if !killed {
+            assert!(lives_for > 10, "a step is missing");
+            return;
+        }
+    }
+    panic!("it never ends");
+}
+
+#[test]
+fn a_node_that_switches_no_mode_any_more_leaves_and_reports_the_one_that_it_switched() {
+    let (machine, plugin) = switching(false);
+    plugin.prepare(&HALF, false).expect("made");
+    let plugin = machine.plugin(false);
+    let report = plugin.unprepare("u1").expect("listed");
+    assert_eq!((report.destroyed.len(), report.problems.len()), (1, 1));
+    let problem = report.problems[0].to_string();
+    assert!(
+        problem.contains("mig.dynamic") && problem.contains("nvidia-smi -mig 0"),
+        "{problem}"
+    );
+    assert!(machine.state().gpu(GPU).mode.is_on);
+    plugin.prepare(&HALF, true).expect("as on an administrator's GPU");
+    plugin.unprepare("u1").expect("listed");
+    machine.state().gpu(GPU).mode = crate::driver::Mode::default();
+    assert!(plugin.recover(known(&[])).expect("listed").problems.is_empty());
+    assert!(machine.state().files.is_empty(), "somebody switched it off");
+    machine.plugin(true).prepare(&HALF, false).expect("made");
+    machine.plugin(false).unprepare("u1").expect("listed");
+    machine.plugin(true).recover(known(&[])).expect("listed");
+    assert!(!machine.state().gpu(GPU).mode.is_on, "the node switches modes again");
 }
 
 /// The driver is being upgraded: nobody knows whether the instance is there.

@@ -5,6 +5,8 @@
 //!
 //! The administrator never makes exactly an instance that a record of this boot says may be there: nothing tells the two
 //! apart (see the failure modes of `instances`).
+//!
+//! Claims also have a GPU as a whole: then its mode is off, it has no instance, and no claim makes one.
 
 use super::*;
 use crate::fake::{Gpu, Instance, Killed, Machine, TestInstances};
@@ -23,6 +25,12 @@ enum Step {
     Prepare {
         claim: usize,
         at: At,
+        ends: Ends,
+    },
+    /// A claim that gets a GPU as a whole.
+    PrepareWhole {
+        claim: usize,
+        gpu: usize,
         ends: Ends,
     },
     Unprepare {
@@ -84,6 +92,7 @@ fn steps() -> impl Strategy<Value = Step> {
     let index = any::<Index>;
     prop_oneof![
         8 => (0..CLAIMS, at(), ends()).prop_map(|(claim, at, ends)| Step::Prepare { claim, at, ends }),
+        3 => (0..CLAIMS, 0..GPUS.len(), ends()).prop_map(|(claim, gpu, ends)| Step::PrepareWhole { claim, gpu, ends }),
         4 => (0..CLAIMS, ends()).prop_map(|(claim, ends)| Step::Unprepare { claim, ends }),
         3 => ends().prop_map(|ends| Step::Turn { ends }),
         1 => Just(Step::Reboot),
@@ -105,6 +114,8 @@ struct Scene {
     machine: Machine,
     /// Claims that the plugin has reported as prepared.
     prepared: BTreeMap<usize, Wanted>,
+    /// The same of claims that have a GPU as a whole.
+    whole: BTreeMap<usize, usize>,
     /// Something is unfinished: a start follows before the next call.
     is_down: bool,
     /// The disk became full between a record and a refusal, which may lose the record of an instance that had vanished.
@@ -118,6 +129,7 @@ impl Scene {
         Self {
             machine: Machine::with_gpus(&[(GPUS[0], true), (GPUS[1], false)]),
             prepared: BTreeMap::new(),
+            whole: BTreeMap::new(),
             is_down: false,
             may_have_forgotten: false,
             modes: [true, false],
@@ -153,9 +165,10 @@ impl Scene {
 
     fn turn(&mut self, ends: Ends) {
         let prepared: BTreeSet<String> = self.prepared.keys().map(|claim| uid(*claim)).collect();
+        let held: Vec<&str> = self.whole.values().map(|gpu| GPUS[*gpu]).collect();
         let known = Known {
             is_prepared: &|uid| prepared.contains(uid),
-            is_gpu_held: &|_| false,
+            is_gpu_held: &|gpu| held.contains(&gpu),
         };
         let done = self.call(ends, |plugin| plugin.recover(known).expect("listed"));
         if done.is_some() && matches!(ends, Ends::Well) {
@@ -173,10 +186,12 @@ impl Scene {
     fn take(&mut self, step: &Step) {
         match step {
             Step::Prepare { claim, at, ends } => self.prepare(*claim, at.wanted(), *ends),
+            Step::PrepareWhole { claim, gpu, ends } => self.prepare_whole(*claim, *gpu, *ends),
             Step::Unprepare { claim, ends } => self.unprepare(*claim, *ends),
             Step::Turn { ends } => self.turn(*ends),
             Step::Reboot => {
                 self.prepared.clear();
+                self.whole.clear();
                 self.machine.state().boot += 1;
                 self.lose_instances([true, false]);
             }
@@ -197,12 +212,14 @@ impl Scene {
 
     fn prepare(&mut self, claim: usize, wanted: Wanted, ends: Ends) {
         self.start();
-        if self.prepared.get(&claim).is_some_and(|known| *known != wanted) {
+        let is_another = self.prepared.get(&claim).is_some_and(|known| *known != wanted);
+        if is_another || self.whole.contains_key(&claim) {
             self.unprepare(claim, Ends::Well);
         }
         let (gpu, profile, placement) = wanted;
         let is_shared = self.prepared.values().any(|other| *other == wanted) && self.instance(wanted).is_some();
-        let must_succeed = is_shared || self.has_room(wanted);
+        let is_held = self.is_held(gpu);
+        let must_succeed = is_shared || self.has_room(wanted) && !is_held;
         let is_leftover = !is_shared && self.instance(wanted).is_some_and(|one| one.is_in_use);
         let uid = uid(claim);
         let asked = Asked {
@@ -211,14 +228,16 @@ impl Scene {
             profile,
             profile_name: "p",
             placement,
+            whole: None,
         };
-        let answer = self.call(ends, |plugin| plugin.prepare(&asked, false));
+        let answer = self.call(ends, |plugin| plugin.prepare(&asked, is_held));
         let is_certain = matches!(ends, Ends::Well) || matches!(ends, Ends::Killed(_)) && answer.is_some();
         match answer {
             Some(Ok(_)) => {
                 let made = self.instance(wanted).expect("it is there");
                 assert!(made.has_compute && !made.is_administrators);
                 assert!(!is_leftover, "another claim's process uses it");
+                assert!(!is_held, "a claim has the GPU as a whole");
                 self.prepared.insert(claim, wanted);
             }
             Some(Err(error)) => assert!(!is_certain || !must_succeed, "{error}"),
@@ -226,9 +245,41 @@ impl Scene {
         }
     }
 
+    fn prepare_whole(&mut self, claim: usize, gpu: usize, ends: Ends) {
+        self.start();
+        if self.prepared.contains_key(&claim) || self.whole.contains_key(&claim) {
+            self.unprepare(claim, Ends::Well);
+        }
+        let is_divided = self.prepared.values().any(|(of, _, _)| *of == gpu);
+        let (is_off, is_free) = {
+            let mut state = self.machine.state();
+            let gpu = state.gpu(GPUS[gpu]);
+            let is_free = gpu.instances.iter().all(|one| !one.is_administrators && !one.is_in_use);
+            (!gpu.mode.is_on, is_free)
+        };
+        let must_succeed = !is_divided && (is_off || is_free && !self.modes[gpu]);
+        match self.call(ends, |plugin| plugin.whole(GPUS[gpu])) {
+            Some(Ok(())) => {
+                assert!(!is_divided, "claims have instances");
+                let mut state = self.machine.state();
+                let found = state.gpu(GPUS[gpu]);
+                assert!(!found.mode.is_on && found.instances.is_empty(), "it is not whole");
+                drop(state);
+                self.whole.insert(claim, gpu);
+            }
+            Some(Err(error)) => assert!(!matches!(ends, Ends::Well) || !must_succeed, "{error}"),
+            None => {}
+        }
+    }
+
+    fn is_held(&self, gpu: usize) -> bool {
+        self.whole.values().any(|of| *of == gpu)
+    }
+
     fn unprepare(&mut self, claim: usize, ends: Ends) {
         self.start();
         self.prepared.remove(&claim);
+        self.whole.remove(&claim);
         self.call(ends, |plugin| plugin.unprepare(&uid(claim)).expect("listed"));
     }
 
@@ -350,7 +401,7 @@ impl Scene {
         }
         for wanted in self.prepared.values() {
             let found = self.instance(*wanted).filter(|one| !one.is_administrators);
-            let is_possible = self.has_room(*wanted) && !self.may_have_forgotten;
+            let is_possible = self.has_room(*wanted) && !self.may_have_forgotten && !self.is_held(wanted.0);
             assert!(found.is_some() || !is_possible, "{wanted:?} is missing");
         }
     }

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use vgpu_node::files::{self, Failed, failed, safe_uuid};
-use vgpu_node::gpus::Placement;
+use vgpu_node::gpus::{Gpu, Placement};
 use vgpu_node::sealed::{self, Damage};
 
 /// The format of a record.
@@ -89,6 +89,9 @@ pub struct Switched {
     pub boot: String,
     #[serde(deserialize_with = "safe_uuid")]
     pub gpu: String,
+    /// The GPU as it was published: the driver does not say its size in MIG mode, and the plugin may start in that time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<Box<Gpu>>,
 }
 
 /// All records.
@@ -162,18 +165,17 @@ impl Record {
     pub fn save(&self, store: &impl Store, is_synced: bool) -> Result<(), Failed> {
         write(store, &self.key().file(), self, is_synced)
     }
+
+    /// Returns the instance in words, without its GPU.
+    pub(crate) fn place(&self) -> String {
+        let slices = slices(self.placement);
+        format!("{} at memory slices {slices:?}", self.profile_name)
+    }
 }
 
 impl std::fmt::Display for Record {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            gpu,
-            profile_name,
-            placement,
-            ..
-        } = self;
-        let slices = slices(*placement);
-        write!(f, "{profile_name} at memory slices {slices:?} of GPU {gpu}")
+        write!(f, "{} of GPU {}", self.place(), self.gpu)
     }
 }
 
@@ -231,6 +233,13 @@ impl Records {
             }
         }
         Ok(())
+    }
+
+    /// Returns the record of a GPU whose mode the plugin switched on in this boot.
+    #[must_use]
+    pub fn switched(&self, gpu: &str, boot: &str) -> Option<&Switched> {
+        let mut all = self.switched.iter();
+        all.find(|switched| switched.gpu == gpu && switched.boot == boot)
     }
 
     /// The instances of a GPU.
@@ -326,9 +335,15 @@ mod tests {
         let folder = Folder::new(dir.path().join("mig"));
         assert!(Records::read(&folder).expect("none").instances.is_empty());
         record().save(&folder, true).expect("written");
+        let gpu = "GPU-3f8a1c20-1111".to_owned();
         let switched = Switched {
             boot: "b1".into(),
-            gpu: "GPU-3f8a1c20-1111".into(),
+            gpu: gpu.clone(),
+            whole: Some(Box::new(Gpu {
+                uuid: gpu.clone(),
+                memory: 80 << 30,
+                ..Gpu::default()
+            })),
         };
         switched.save(&folder).expect("written");
         let path = dir.path().join("mig").join(NAME);
@@ -342,7 +357,9 @@ mod tests {
         std::fs::write(dir.path().join("mig").join("x.json.new"), "").expect("written");
         let records = Records::read(&folder).expect("listed");
         assert_eq!(records.instances.values().collect::<Vec<_>>(), [&record()]);
-        assert_eq!((records.switched, records.damaged), (vec![switched.clone()], vec![]));
+        assert_eq!(records.switched(&gpu, "b1"), Some(&switched));
+        assert_eq!(records.switched(&gpu, "b2"), None, "the mode does not outlive a boot");
+        assert_eq!(records.damaged, []);
         std::fs::write(&path, "{").expect("written");
         let records = Records::read(&folder).expect("listed");
         assert_eq!((records.instances.len(), &records.damaged[0].0), (0, &NAME.to_owned()));

@@ -4,7 +4,7 @@ use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
 use crate::publish::inventory::Gpu;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use vgpu_api::gpu_of_candidate;
+use vgpu_api::gpu_of_dynamic;
 use vgpu_node::files::safe_name;
 
 /// All prepared claims, by UID.
@@ -22,8 +22,8 @@ pub struct InUse {
     pub gpu: Gpu,
     /// False: they only monitor it.
     pub has_shares: bool,
-    /// It is an instance that they made.
-    pub is_made: bool,
+    /// It is an instance that they made, or a GPU whose MIG mode they switch: it is published whether the driver lists it or not.
+    pub is_dynamic: bool,
 }
 
 /// One prepared claim.
@@ -131,11 +131,11 @@ impl Checkpoint {
         let limited = self.claims.values().flat_map(Entry::limited);
         let with_shares: BTreeSet<&str> = limited.map(|share| share.gpu.as_str()).collect();
         let all = self.claims.values().flat_map(Entry::all);
-        let made = all.filter(|share| gpu_of_candidate(&share.device).is_some());
-        let made: BTreeSet<&str> = made.map(|share| share.gpu.as_str()).collect();
+        let dynamic = all.filter(|share| gpu_of_dynamic(&share.device).is_some());
+        let dynamic: BTreeSet<&str> = dynamic.map(|share| share.gpu.as_str()).collect();
         let in_use = |gpu: &Gpu| InUse {
             has_shares: with_shares.contains(gpu.uuid.as_str()),
-            is_made: made.contains(gpu.uuid.as_str()),
+            is_dynamic: dynamic.contains(gpu.uuid.as_str()),
             gpu: gpu.clone(),
         };
         let unknown = with_shares.iter().filter(|uuid| !self.gpus.contains_key(**uuid));

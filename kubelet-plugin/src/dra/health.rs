@@ -4,13 +4,13 @@
 //! changes the last report, but not its time: kubelet treats a device whose report is older than 30 s as unknown, which is
 //! right when scans have ended. A stream that kubelet drops ends with the next report; kubelet opens a new one.
 
-use crate::publish::inventory::{Gpu, Inventory};
+use crate::publish::inventory::Inventory;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
-use vgpu_api::{MONITOR_SUFFIX, Pools};
+use vgpu_api::{MONITOR_SUFFIX, Pools, gpu_of_undivided};
 use vgpu_proto::health::{v1, v1alpha1};
 
 const STALE_SECONDS: i64 = 30;
@@ -40,13 +40,13 @@ impl Report {
     pub fn new(pools: Pools, published: &Inventory, seen: SystemTime) -> Self {
         let mut devices = BTreeMap::new();
         for dynamic in published.dynamic() {
-            let why = why(published, &dynamic.gpu);
+            let why = message(&published.troubles_of_parts(&dynamic.gpu.uuid));
             let names = dynamic.pool.candidates.iter().map(|candidate| candidate.name.clone());
             devices.extend(names.map(|name| (name, why.clone())));
         }
         for (name, gpu) in published.by_index() {
-            let why = why(published, gpu);
-            if gpu.mig.is_none() {
+            let why = message(&published.troubles(&gpu.uuid));
+            if gpu.mig.is_none() && gpu_of_undivided(name).is_none() {
                 devices.insert(format!("{name}{MONITOR_SUFFIX}"), why.clone());
             }
             devices.insert(name.to_owned(), why);
@@ -60,9 +60,9 @@ impl Report {
     }
 }
 
-/// Why a GPU is unhealthy, as much of it as kubelet takes.
-fn why(published: &Inventory, gpu: &Gpu) -> String {
-    let mut why = published.troubles(&gpu.uuid).join("; ");
+/// Why a device is unhealthy, as much of it as kubelet takes.
+fn message(troubles: &[String]) -> String {
+    let mut why = troubles.join("; ");
     let mut end = why.len().min(MAX_MESSAGE);
     while !why.is_char_boundary(end) {
         end -= 1;

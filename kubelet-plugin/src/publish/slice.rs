@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use vgpu_api::capacity::{MEMORY, MULTIPROCESSORS};
 use vgpu_api::slice::{self, MAX_DEVICES};
-use vgpu_api::{DRIVER_NAME, INSTANCE_PREFIX, MONITOR_SUFFIX, device_type, pool};
+use vgpu_api::{DRIVER_NAME, INSTANCE_PREFIX, MONITOR_SUFFIX, device_type, gpu_of_undivided, pool};
 use vgpu_mig::candidates;
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::gpus::Placement;
@@ -43,10 +43,14 @@ pub struct Slice {
 }
 
 /// Returns the slices: first those of the GPUs by index, which is the order in which the scheduler allocates them, then those of
-/// the instances and the monitors. Each kind has a pool of its own, and so has each GPU whose instances claims make.
+/// the instances and the monitors. Each kind has a pool of its own, and so has each GPU whose instances claims make. A GPU whose
+/// MIG mode they switch is in that pool.
 #[must_use]
 pub fn slices(inventory: &Inventory, sharing: Sharing) -> Vec<Slice> {
-    let all = inventory.by_index();
+    let mut all = inventory.by_index();
+    // Those whose MIG mode claims switch are in the pools of their instances, and have no monitor: who watches a GPU may keep its
+    // mode from being switched.
+    all.retain(|(name, _)| gpu_of_undivided(name).is_none());
     let held = all.iter().map(|(name, gpu)| Device {
         taints: taints(inventory, &gpu.uuid),
         ..held(name, gpu, sharing)
@@ -70,9 +74,9 @@ pub fn slices(inventory: &Inventory, sharing: Sharing) -> Vec<Slice> {
     slices
 }
 
-/// The pool of a GPU on which claims make instances.
+/// The pool of a GPU on which claims make instances, and which they may have undivided too.
 fn of_dynamic(inventory: &Inventory, dynamic: &DynamicGpu, sharing: Sharing) -> Vec<Slice> {
-    let DynamicGpu { gpu, pool: offered } = dynamic;
+    let DynamicGpu { gpu, pool: offered, .. } = dynamic;
     let pool = format!("{}-{}", pool::INSTANCES, candidates::short(&gpu.uuid));
     let counters = Slice {
         counters: vec![CounterSet {
@@ -81,20 +85,24 @@ fn of_dynamic(inventory: &Inventory, dynamic: &DynamicGpu, sharing: Sharing) -> 
         }],
         ..Slice::new(&pool, Vec::new())
     };
-    let device = |candidate: &candidates::Candidate| {
-        let consumption = DeviceCounterConsumption {
-            counter_set: offered.counter_set.clone(),
-            counters: counted(&candidate.consumes),
-            ..DeviceCounterConsumption::default()
-        };
-        Device {
-            consumes_counters: Some(vec![consumption]),
-            taints: taints(inventory, &gpu.uuid),
-            ..held(&candidate.name, &dynamic.instance(candidate), sharing)
-        }
+    let consuming = |counters: &[candidates::Counter]| DeviceCounterConsumption {
+        counter_set: offered.counter_set.clone(),
+        counters: counted(counters),
+        ..DeviceCounterConsumption::default()
     };
-    let slices = offered.slices();
-    let slices = slices.map(|candidates| Slice::new(&pool, candidates.iter().map(device).collect()));
+    let candidates = offered.candidates.iter().map(|candidate| Device {
+        consumes_counters: Some(vec![consuming(&candidate.consumes)]),
+        taints: tainted(inventory, inventory.unavailable_parts(&gpu.uuid), &gpu.uuid),
+        ..held(&candidate.name, &dynamic.instance(candidate), sharing)
+    });
+    let undivided = offered.undivided.iter().map(|undivided| Device {
+        consumes_counters: Some(vec![consuming(&undivided.consumes)]),
+        taints: taints(inventory, &gpu.uuid),
+        ..held(&undivided.name, gpu, sharing)
+    });
+    let devices: Vec<Device> = candidates.chain(undivided).collect();
+    let slices = devices.chunks(candidates::MOST_DEVICES);
+    let slices = slices.map(|devices| Slice::new(&pool, devices.to_vec()));
     [counters].into_iter().chain(slices).collect()
 }
 
@@ -112,7 +120,11 @@ fn counted(counters: &[candidates::Counter]) -> BTreeMap<String, Counter> {
 
 /// The taints of a GPU and of its instances.
 fn taints(inventory: &Inventory, uuid: &str) -> Option<Vec<DeviceTaint>> {
-    let why = inventory.unavailable(uuid);
+    tainted(inventory, inventory.unavailable(uuid), uuid)
+}
+
+/// A taint for this reason, and those of the GPU's faults.
+fn tainted(inventory: &Inventory, why: Option<&Unavailable>, uuid: &str) -> Option<Vec<DeviceTaint>> {
     let why = why.map(|why| taint(why.name(), None, "NoSchedule"));
     let faults = inventory.faults(uuid).iter();
     let faults = faults.map(|fault| taint(fault.reason.name(), Some(&fault.value), fault.effect()));

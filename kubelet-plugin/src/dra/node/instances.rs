@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  Prepare    the device's name ─► candidate ─► vgpu_mig ─► a GPU with `mig`, which all else treats as one that was there
+//!             the device of the undivided GPU ─► its MIG mode is off ─► a GPU as any other
 //!  Unprepare  the claim's files are removed ─► vgpu_mig
 //!  survey     with each list of the GPUs: recover ─► the instances that no claim made ─► `publish`
 //! ```
@@ -17,74 +18,137 @@
 //!   VgpuNode, and each survey tries again.
 //! - The claim was allocated again elsewhere: what it had is unprepared first, if no container has it.
 //! - The driver does not answer: the survey fails, and what the last one found holds.
+//! - A claim for a GPU and one for an instance of it, which is possible while a scan or the chart's value is older than an
+//!   allocation: the one that comes second is refused. Damaged records may be of claims with the GPU, so its mode is not
+//!   switched on while there are any.
 
-use super::maker::{InstancesInUse, Maker, Survey};
+use super::maker::{InstancesInUse, Maker, Surveys};
 use super::prepare::check_driver_limits;
 use super::{Error, Node};
+use crate::config::MigDynamic;
+use crate::dra::checkpoint::Checkpoint;
 use crate::dra::claim;
 use crate::dra::share::ClaimId;
 use crate::publish::inventory::Gpu;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use vgpu_api::gpu_of_candidate;
-use vgpu_mig::{Asked, Known, MigDriver};
+use vgpu_api::{gpu_of_candidate, gpu_of_dynamic};
+use vgpu_mig::{Asked, Known, MigDriver, Settings};
 use vgpu_node::lock_file::Locked;
+
+/// The GPUs that claims have as a whole, or shares of.
+struct GpusHeld {
+    /// UUIDs.
+    these: BTreeSet<String>,
+    /// The record of a claim is damaged.
+    may_be_others: bool,
+}
+
+// === impl GpusHeld ===
+
+impl GpusHeld {
+    fn has(&self, gpu: &str) -> bool {
+        self.these.contains(gpu)
+    }
+
+    fn may_have(&self, gpu: &str) -> bool {
+        self.has(gpu) || self.may_be_others
+    }
+}
+
+/// UUIDs of the GPUs that claims have as devices of the pool of GPUs, or monitor. An entry that was rebuilt from limits files names
+/// no device, and where claims switch modes it is rather one of theirs.
+fn held_whole(checkpoint: &Checkpoint) -> BTreeSet<String> {
+    let all = checkpoint.claims.values().flat_map(|entry| entry.all());
+    let of_gpus = all.filter(|share| !share.device.is_empty() && gpu_of_dynamic(&share.device).is_none());
+    of_gpus.map(|share| share.gpu.clone()).collect()
+}
 
 // === impl Node ===
 
 impl Node {
     /// Lets claims make instances. `boot`: the boot id of the machine.
     pub fn make_instances_with(&mut self, driver: Arc<dyn MigDriver + Send + Sync>, boot: String) {
-        self.maker = Some(Maker::new(driver, self.config.mig_records.clone(), boot));
+        let switches_mode = self.config.mig_dynamic == MigDynamic::Modes;
+        let settings = Settings { boot, switches_mode };
+        self.maker = Some(Maker::new(driver, self.config.mig_records.clone(), settings));
     }
 
-    /// Carries to its end what is unfinished, and returns what there is on each of these GPUs, by UUID.
+    /// Carries to its end what is unfinished, and returns what there is on each of these GPUs. `new`: GPUs of which it is not known
+    /// yet whether claims may switch their MIG mode.
     ///
     /// # Errors
     /// The claims' records cannot be read, so that nothing is known to be unfinished.
-    pub fn survey(&mut self, _locked: &Locked, gpus: &[String]) -> Result<BTreeMap<String, Survey>, Error> {
+    pub fn survey(&mut self, _locked: &Locked, gpus: &[String], new: &[String]) -> Result<Surveys, Error> {
         let lost = self.read_records()?.lost;
         let claims = &self.checkpoint.claims;
         let is_prepared = |uid: &str| claims.contains_key(uid) || lost.contains_key(uid);
+        let held = self.gpus_held();
         let Some(maker) = &mut self.maker else {
-            return Ok(BTreeMap::new());
+            return Ok(Surveys::default());
+        };
+        let mut surveys = Surveys {
+            switched: maker.switched().map_err(vgpu_mig::Error::from)?,
+            held_whole: held_whole(&self.checkpoint),
+            ..Surveys::default()
         };
         let known = Known {
             is_prepared: &is_prepared,
-            // No mode is switched.
-            is_gpu_held: &|_| true,
+            is_gpu_held: &|gpu| held.may_have(gpu),
         };
         let problems = maker.recover(known).map_err(vgpu_mig::Error::from)?;
-        let mut surveys = BTreeMap::new();
-        for gpu in gpus {
+        for gpu in new {
+            match maker.is_switchable(gpu) {
+                Ok(is_switchable) => drop(surveys.is_switchable.insert(gpu.clone(), is_switchable)),
+                Err(error) => tracing::warn!("a GPU is published once the driver answers: {error}"),
+            }
+        }
+        let new = new.iter().filter(|gpu| surveys.is_switchable.get(*gpu) == Some(&true));
+        for gpu in gpus.iter().chain(new) {
             match maker.survey(gpu) {
-                Ok(survey) => drop(surveys.insert(gpu.clone(), survey)),
+                Ok(survey) => drop(surveys.of.insert(gpu.clone(), survey)),
                 Err(error) => tracing::warn!("instances of a GPU are published as before: {error}"),
             }
         }
-        for survey in surveys.values_mut() {
+        for (gpu, survey) in &mut surveys.of {
             survey.problems.clone_from(&problems);
+            survey.is_held = held.has(gpu);
         }
         self.note_made();
         Ok(surveys)
     }
 
-    /// Makes the instances of a claim's results, as far as they name candidates.
+    /// Makes the instances of a claim's results, as far as they name candidates, and has GPUs whole that it gets undivided.
     pub(super) fn make_instances(&mut self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
         self.check_candidates(claim)?;
         self.note_instances_in_use();
+        let mut held = self.gpus_held();
         let (Some(maker), Ok(inventory)) = (&self.maker, &mut self.scanned.inventory) else {
             return Ok(());
         };
+        let is_known = self.checkpoint.claims.contains_key(&id.uid);
         for device in claim::devices(claim, &self.config.pools()) {
-            let Some((dynamic, candidate)) = inventory.candidate(device) else {
+            let undivided = inventory.undivided(device);
+            let candidate = inventory.candidate(device);
+            let Some(dynamic) = undivided.or(candidate.map(|(dynamic, _)| dynamic)) else {
                 continue;
             };
-            let is_known = self.checkpoint.claims.contains_key(&id.uid);
-            if let Some(why) = inventory.unavailable(&dynamic.gpu.uuid).filter(|_| !is_known) {
-                let (device, why) = (device.to_owned(), why.text(&dynamic.gpu.uuid));
+            let gpu = &dynamic.gpu.uuid;
+            if let Some(why) = inventory.unavailable_parts(gpu).filter(|_| !is_known) {
+                let (device, why) = (device.to_owned(), why.text(gpu));
                 return Err(Error::Unavailable { device, why });
+            }
+            let Some((dynamic, candidate)) = candidate else {
+                if !is_known {
+                    maker.whole(gpu)?;
+                }
+                // Of the same claim too, which only a forged one has beside an instance.
+                held.these.insert(gpu.clone());
+                continue;
+            };
+            if held.has(gpu) && !is_known {
+                return Err(vgpu_mig::Error::GpuHeld { gpu: gpu.clone() }.into());
             }
             let asked = Asked {
                 claim: &id.uid,
@@ -92,8 +156,9 @@ impl Node {
                 profile: candidate.profile.id,
                 profile_name: &candidate.profile.name,
                 placement: candidate.placement,
+                whole: dynamic.pool.undivided.as_ref().map(|_| &dynamic.gpu),
             };
-            let made = maker.prepare(&asked)?;
+            let made = maker.prepare(&asked, held.may_have(gpu))?;
             let made = dynamic.made(candidate, &made);
             let made = made.ok_or_else(|| Error::NoInstanceUuid(device.to_owned()))?;
             inventory.add_made(device, made);
@@ -110,6 +175,7 @@ impl Node {
         let mut with_all = inventory.clone();
         let mut is_any_new = false;
         for device in claim::devices(claim, &self.config.pools()) {
+            is_any_new |= inventory.undivided(device).is_some();
             let Some((dynamic, candidate)) = inventory.candidate(device) else {
                 continue;
             };
@@ -149,6 +215,15 @@ impl Node {
         }
     }
 
+    /// The GPUs that claims have as a whole, or shares of.
+    fn gpus_held(&self) -> GpusHeld {
+        let shares = self.checkpoint.claims.values().flat_map(|entry| entry.limited());
+        GpusHeld {
+            these: shares.map(|share| share.gpu.clone()).collect(),
+            may_be_others: !self.damages.lasting.is_empty(),
+        }
+    }
+
     /// Begins a turn, after the claims' records were read.
     pub(super) fn begin_instances(&self) {
         if let Some(maker) = &self.maker {
@@ -156,7 +231,8 @@ impl Node {
         }
     }
 
-    /// Unprepares what a claim had before it was allocated again, if instances that claims make are among that or the new devices.
+    /// Unprepares what a claim had before it was allocated again, if devices of GPUs that claims divide are among that or the new
+    /// devices.
     pub(super) fn release_former(&mut self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
         let Some(known) = self.checkpoint.claims.get(&id.uid).filter(|_| self.maker.is_some()) else {
             return Ok(());
@@ -164,9 +240,9 @@ impl Node {
         let pools = self.config.pools();
         let before: BTreeSet<&str> = known.all().map(|share| share.device.as_str()).collect();
         let now: BTreeSet<&str> = claim::devices(claim, &pools).collect();
-        let is_made = before.union(&now).any(|device| gpu_of_candidate(device).is_some());
+        let is_dynamic = before.union(&now).any(|device| gpu_of_dynamic(device).is_some());
         // An entry that was rebuilt from limits files names no devices.
-        if !is_made || before == now || before.contains("") {
+        if !is_dynamic || before == now || before.contains("") {
             return Ok(());
         }
         self.check_unused(&id.uid)?;

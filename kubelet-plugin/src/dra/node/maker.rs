@@ -5,7 +5,7 @@
 //! - The driver gives no answer: it is not asked again in this turn, because each question may take a minute, and other claims
 //!   of the node wait.
 
-use crate::publish::inventory::Inventory;
+use crate::publish::inventory::{Gpu, Inventory};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,7 @@ use vgpu_node::files::Failed;
 pub(super) struct Maker {
     instances: Instances<Arc<InTurn>, Folder>,
     in_turn: Arc<InTurn>,
+    boot: String,
     /// By UUID of the GPU. Asked once: a counter must not change under an allocation, and a driver that is replaced may say other
     /// sizes.
     profiles: BTreeMap<String, Vec<Profile>>,
@@ -46,12 +47,32 @@ struct TurnState {
     in_use: InstancesInUse,
 }
 
+/// The GPUs of a node that claims may divide.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surveys {
+    /// By UUID. None is missing but those of which the driver did not answer.
+    pub of: BTreeMap<String, Survey>,
+    /// GPUs that were asked about for the first time: true if claims may switch their MIG mode.
+    pub is_switchable: BTreeMap<String, bool>,
+    /// GPUs whose MIG mode was on because claims switched it, before this survey switched some of them off: as they were
+    /// published before, by UUID.
+    pub switched: BTreeMap<String, Option<Box<Gpu>>>,
+    /// UUIDs of the GPUs that claims have as devices of the pool of GPUs, or monitor.
+    pub held_whole: BTreeSet<String>,
+}
+
 /// The profiles and instances of a GPU on which claims make instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     pub profiles: Vec<Profile>,
     /// The instances that no claim made.
     pub administrators: Vec<GpuInstance>,
+    /// The GPU is in MIG mode.
+    pub is_divided: bool,
+    /// Claims switched its MIG mode on.
+    pub is_switched: bool,
+    /// Claims have the GPU as a whole, or shares of it.
+    pub is_held: bool,
     /// The places of those that claims made.
     pub held: Vec<Held>,
     /// Problems with instances of the node: a sentence each.
@@ -61,9 +82,8 @@ pub struct Survey {
 // === impl Maker ===
 
 impl Maker {
-    /// `folder`: of the records. `boot`: the boot id of the machine.
-    pub(super) fn new(driver: Arc<dyn MigDriver + Send + Sync>, folder: PathBuf, boot: String) -> Self {
-        let switches_mode = false;
+    /// `folder`: of the records.
+    pub(super) fn new(driver: Arc<dyn MigDriver + Send + Sync>, folder: PathBuf, settings: Settings) -> Self {
         let state = TurnState {
             silence: None,
             in_use: InstancesInUse::Any,
@@ -72,8 +92,8 @@ impl Maker {
             driver,
             state: Mutex::new(state),
         });
-        let settings = Settings { boot, switches_mode };
         Self {
+            boot: settings.boot.clone(),
             instances: Instances::new(in_turn.clone(), Folder::new(folder), settings),
             in_turn,
             profiles: BTreeMap::new(),
@@ -91,10 +111,27 @@ impl Maker {
         self.in_turn.state().in_use = in_use;
     }
 
-    /// Makes the instance that a claim was allocated, or adds the claim to those that use it.
-    pub(super) fn prepare(&self, asked: &Asked<'_>) -> Result<Made, vgpu_mig::Error> {
-        // No mode is switched, so who has the GPU as a whole does not matter.
-        self.instances.prepare(asked, true)
+    /// Makes the instance that a claim was allocated, or adds the claim to those that use it. `is_gpu_held`: claims may hold the GPU
+    /// as a whole, or shares of it.
+    pub(super) fn prepare(&self, asked: &Asked<'_>, is_gpu_held: bool) -> Result<Made, vgpu_mig::Error> {
+        self.instances.prepare(asked, is_gpu_held)
+    }
+
+    /// Has a GPU whole, for a claim that gets it or shares of it.
+    pub(super) fn whole(&self, gpu: &str) -> Result<(), vgpu_mig::Error> {
+        self.instances.whole(gpu)
+    }
+
+    /// Returns the GPUs whose MIG mode claims switched on in this boot, as they were before, by UUID.
+    pub(super) fn switched(&self) -> Result<BTreeMap<String, Option<Box<Gpu>>>, Failed> {
+        let all = self.instances.records()?.switched.into_iter();
+        let of_boot = all.filter(|switched| switched.boot == self.boot);
+        Ok(of_boot.map(|switched| (switched.gpu, switched.whole)).collect())
+    }
+
+    /// Returns true if claims may switch a GPU's MIG mode.
+    pub(super) fn is_switchable(&self, gpu: &str) -> Result<bool, vgpu_mig::Error> {
+        self.instances.is_switchable(gpu)
     }
 
     /// Destroys the instances of which this claim was the last.
@@ -132,6 +169,9 @@ impl Maker {
         Ok(Survey {
             profiles,
             administrators,
+            is_divided: self.instances.is_divided(gpu)?,
+            is_switched: records.switched(gpu, &self.boot).is_some(),
+            is_held: false,
             held: held.collect(),
             problems: Vec::new(),
         })

@@ -1,18 +1,35 @@
-//! The GPUs on which claims make instances: those that are in MIG mode when the plugin first sees them. Their instances that no
-//! claim made are published as on other GPUs.
+//! The GPUs on which claims make instances: those that are in MIG mode when the plugin first sees them, and where the node allows
+//! that claims switch the mode also those that are whole. Their instances that no claim made are published as on other GPUs.
+//!
+//! ```text
+//!  first seen     in MIG mode, by a claim ──────────────────────────► Switched
+//!                 in MIG mode, by an administrator ─────────────────► Divided
+//!                 whole, mode needs no reset, nobody has it as a GPU ► Switched    all else ► Ordinary
+//!  in MIG mode    Switched: nothing changes                    Divided: its instances
+//!  whole          Switched: the undivided GPU is one more      Divided: as a GPU that is lost
+//! ```
 //!
 //! Failure modes:
 //! - The driver or the records do not answer a survey: what the last one found stays published. Before the first one, the GPU is
 //!   not published.
 //! - The driver answers nothing: the devices stay, with the taint of a driver that is silent.
-//! - The GPU is lost, or its MIG mode is switched off: its devices stay, with the taint of a lost GPU, until it is back or the
-//!   plugin starts again. As a whole it is not published meanwhile, because claims may have instances of it.
-//! - An administrator makes an instance later: what overlaps it is not offered any more, and no counter changes.
+//! - The GPU is lost, or an administrator's MIG mode is switched off: its devices stay, with the taint of a lost GPU, until it is
+//!   back or the plugin starts again. As a whole it is not published meanwhile, because claims may have instances of it.
+//! - An administrator makes an instance later: what overlaps it is not offered any more, and no counter changes. If claims switch
+//!   the GPU's mode, the undivided GPU has the taint of a GPU in MIG mode until the instance is gone.
+//! - An administrator switches the mode of a switched GPU on: the same. While claims have the GPU or shares of it, all of its
+//!   devices have that taint.
+//! - Claims have a GPU in the pool of GPUs, or monitor it, when the node begins to switch modes: it stays there until they have
+//!   ended.
+//! - The plugin starts while a GPU is in MIG mode because of claims: a record says so, and what the GPU was before. Without that
+//!   the undivided GPU is published once it is whole.
 //! - Two GPUs of which the first digits of the UUIDs are equal would have one pool: the second one stays with its administrator.
 
-use crate::dra::node::{SharedNode, Survey};
+use super::published::updated;
+use crate::config::MigDynamic;
+use crate::dra::node::{SharedNode, Survey, Surveys};
 use crate::publish::inventory::{DynamicGpu, Gpu, LeftOut, List, Unavailable};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vgpu_mig::Pool;
 use vgpu_mig::candidates::{self, Administrators};
@@ -24,33 +41,54 @@ const SURVEYED_WITHIN: Duration = Duration::from_secs(15);
 /// The GPUs of the node, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct DynamicGpus {
-    /// False: claims make no instances on this node.
-    is_on: bool,
-    /// By UUID: whether the GPU was in MIG mode when it was first seen.
-    seen: BTreeMap<String, bool>,
+    which: MigDynamic,
+    /// UUIDs of GPUs that claims do not divide.
+    ordinary: BTreeSet<String>,
     /// By UUID.
     gpus: BTreeMap<String, Known>,
+    /// UUIDs of GPUs that claims still have as devices of the pool of GPUs.
+    waiting: BTreeSet<String>,
 }
 
 #[derive(Debug)]
 struct Known {
     gpu: Gpu,
+    kind: Kind,
     survey: Option<Survey>,
     unavailable: Option<Unavailable>,
+}
+
+/// Who changes a GPU's MIG mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// An administrator has put it in MIG mode.
+    Divided,
+    /// Claims do. False: its size is not known, since it was not seen whole.
+    Switched { is_size_known: bool },
 }
 
 // === impl DynamicGpus ===
 
 impl DynamicGpus {
-    pub(super) fn new(is_on: bool) -> Self {
+    pub(super) fn new(which: MigDynamic) -> Self {
         Self {
-            is_on,
+            which,
             ..Self::default()
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.gpus.is_empty()
+    }
+
+    /// Returns true if it publishes the GPU with this UUID.
+    pub(super) fn has(&self, uuid: &str) -> bool {
+        self.gpus.contains_key(uuid)
+    }
+
+    /// Returns true if claims switch the MIG mode of the GPU with this UUID.
+    pub(super) fn switches(&self, uuid: &str) -> bool {
+        self.gpus.get(uuid).is_some_and(Known::is_switched)
     }
 
     /// The driver does not answer, for this reason.
@@ -60,60 +98,139 @@ impl DynamicGpus {
         }
     }
 
-    /// Takes a list over: removes from it what claims made, and GPUs that may not be published as a whole.
-    pub(super) async fn scan(&mut self, list: &mut List, node: &SharedNode) {
-        if !self.is_on {
+    /// Takes a list over: removes from it what claims made, and GPUs that may not be published as a whole. `is_published`: in the
+    /// pool of GPUs.
+    pub(super) async fn scan(&mut self, list: &mut List, node: &SharedNode, is_published: impl Fn(&str) -> bool) {
+        if self.which == MigDynamic::Off {
             return;
         }
+        if self.which == MigDynamic::Instances {
+            self.decide_by_mode(list);
+        }
         self.note(list);
-        let gpus: Vec<String> = list.divided.iter().map(|gpu| gpu.uuid.clone()).collect();
-        let gpus: Vec<String> = gpus.into_iter().filter(|uuid| self.gpus.contains_key(uuid)).collect();
+        let uuids = |gpus: &[Gpu]| gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>();
+        let is_new = |uuid: &String| !self.gpus.contains_key(uuid) && !self.ordinary.contains(uuid);
+        let new: Vec<String> = uuids(&list.gpus).into_iter().filter(is_new).collect();
+        let all = uuids(&list.divided).into_iter().chain(uuids(&list.gpus));
+        let gpus: Vec<String> = all
+            .filter(|uuid| !self.ordinary.contains(uuid) && !new.contains(uuid))
+            .collect();
         // Also without such a GPU: a record of one that is whole now must not outlive the instance that it names.
-        let survey = node.turn(move |node, locked| node.survey(locked, &gpus));
+        let survey = node.turn(move |node, locked| node.survey(locked, &gpus, &new));
         match tokio::time::timeout(SURVEYED_WITHIN, survey).await {
-            Ok(Ok(Ok(surveys))) => self.add(surveys),
+            Ok(Ok(Ok(surveys))) => {
+                self.decide(list, &surveys);
+                self.note(list);
+                self.add(surveys.of);
+            }
             Ok(Ok(Err(error)) | Err(error)) => tracing::warn!("instances are published as before: {error}"),
             Err(_) => tracing::warn!(
                 "instances are published as before: what claims made is not known after {} s; check the node's disks",
                 SURVEYED_WITHIN.as_secs()
             ),
         }
-        self.remove_from(list);
+        self.remove_from(list, is_published);
     }
 
-    /// Notes which GPUs are in MIG mode.
-    fn note(&mut self, list: &List) {
+    /// Decides on new GPUs where claims switch no mode.
+    fn decide_by_mode(&mut self, list: &List) {
+        for gpu in list
+            .divided
+            .iter()
+            .filter(|gpu| !self.is_decided(&gpu.uuid))
+            .cloned()
+            .collect::<Vec<_>>()
+        {
+            self.add_gpu(gpu, Kind::Divided);
+        }
+        let whole = list.gpus.iter().map(|gpu| gpu.uuid.clone());
+        let new: Vec<String> = whole.filter(|uuid| !self.is_decided(uuid)).collect();
+        self.ordinary.extend(new);
+    }
+
+    /// Decides on new GPUs.
+    fn decide(&mut self, list: &List, surveys: &Surveys) {
+        let is_new = |known: &Self, uuid: &str| !known.is_decided(uuid) && surveys.of.contains_key(uuid);
         for gpu in &list.divided {
-            let short = candidates::short(&gpu.uuid);
-            let is_alone = || !self.gpus.keys().any(|other| candidates::short(other) == short);
-            let is_dynamic = match self.seen.get(&gpu.uuid) {
-                Some(known) => *known,
-                None => short.len() == vgpu_api::GPU_DIGITS && is_alone(),
-            };
-            self.seen.insert(gpu.uuid.clone(), is_dynamic);
-            if is_dynamic {
-                let survey = self.gpus.remove(&gpu.uuid).and_then(|known| known.survey);
-                let known = Known {
-                    gpu: gpu.clone(),
-                    survey,
-                    unavailable: None,
-                };
-                self.gpus.insert(gpu.uuid.clone(), known);
-            }
-        }
-        for gpu in &list.gpus {
-            self.seen.entry(gpu.uuid.clone()).or_insert(false);
-        }
-        for (uuid, known) in &mut self.gpus {
-            if list.divided.iter().any(|gpu| gpu.uuid == *uuid) {
+            if !is_new(self, &gpu.uuid) {
                 continue;
             }
-            let left_out = list.left_out.iter().find(|left| left.uuid.as_ref() == Some(uuid));
-            let is_whole = list.gpus.iter().any(|gpu| gpu.uuid == *uuid);
-            known.unavailable = Some(match is_whole {
-                true => Unavailable::Lost(SWITCHED_OFF.into()),
-                false => Unavailable::missing(left_out),
-            });
+            match surveys.switched.get(&gpu.uuid) {
+                None => self.add_gpu(gpu.clone(), Kind::Divided),
+                Some(whole) => {
+                    let is_size_known = whole.is_some();
+                    let gpu = whole.as_deref().cloned().unwrap_or_else(|| gpu.clone());
+                    self.add_gpu(gpu, Kind::Switched { is_size_known });
+                }
+            }
+        }
+        self.waiting.clear();
+        for gpu in &list.gpus {
+            match surveys.is_switchable.get(&gpu.uuid) {
+                None => {}
+                Some(false) => {
+                    tracing::info!(
+                        gpu = gpu.uuid,
+                        "claims do not divide this GPU: its MIG mode needs a reset, or it has none"
+                    );
+                    self.ordinary.insert(gpu.uuid.clone());
+                }
+                Some(true) if surveys.held_whole.contains(&gpu.uuid) => drop(self.waiting.insert(gpu.uuid.clone())),
+                Some(true) if is_new(self, &gpu.uuid) => {
+                    let is_size_known = true;
+                    self.add_gpu(gpu.clone(), Kind::Switched { is_size_known });
+                }
+                Some(true) => {}
+            }
+        }
+    }
+
+    fn is_decided(&self, uuid: &str) -> bool {
+        self.gpus.contains_key(uuid) || self.ordinary.contains(uuid)
+    }
+
+    fn add_gpu(&mut self, gpu: Gpu, kind: Kind) {
+        let short = candidates::short(&gpu.uuid);
+        let is_alone = !self.gpus.keys().any(|other| candidates::short(other) == short);
+        if short.len() != vgpu_api::GPU_DIGITS || !is_alone {
+            self.ordinary.insert(gpu.uuid);
+            return;
+        }
+        let known = Known {
+            gpu,
+            kind,
+            survey: None,
+            unavailable: None,
+        };
+        self.gpus.insert(known.gpu.uuid.clone(), known);
+    }
+
+    /// Notes what a list says of the GPUs.
+    fn note(&mut self, list: &List) {
+        for (uuid, known) in &mut self.gpus {
+            let find = |gpus: &[Gpu]| gpus.iter().find(|gpu| gpu.uuid == *uuid).cloned();
+            known.unavailable = match (known.kind, find(&list.divided), find(&list.gpus)) {
+                (Kind::Divided, Some(gpu), _) => {
+                    known.gpu = gpu;
+                    None
+                }
+                (Kind::Divided, None, Some(_)) => Some(Unavailable::Lost(SWITCHED_OFF.into())),
+                (Kind::Switched { is_size_known }, _, Some(gpu)) => {
+                    known.gpu = match is_size_known {
+                        true => updated(&known.gpu, &gpu),
+                        false => gpu,
+                    };
+                    let is_size_known = true;
+                    known.kind = Kind::Switched { is_size_known };
+                    None
+                }
+                // Attributes stay those of the whole GPU.
+                (Kind::Switched { .. }, Some(_), None) => None,
+                (_, None, None) => {
+                    let left_out = list.left_out.iter().find(|left| left.uuid.as_ref() == Some(uuid));
+                    Some(Unavailable::missing(left_out))
+                }
+            };
         }
     }
 
@@ -125,9 +242,9 @@ impl DynamicGpus {
         }
     }
 
-    fn remove_from(&self, list: &mut List) {
+    fn remove_from(&self, list: &mut List, is_published: impl Fn(&str) -> bool) {
         let is_administrators = |gpu: &str, gpu_instance: u32| match self.gpus.get(gpu) {
-            None => true,
+            None => self.ordinary.contains(gpu),
             Some(known) => known
                 .survey
                 .iter()
@@ -147,12 +264,22 @@ impl DynamicGpus {
             .into_iter()
             .partition(|gpu| self.gpus.contains_key(&gpu.uuid));
         list.gpus = others;
+        // A GPU of which nothing is known yet would change its pool.
+        list.gpus
+            .retain(|gpu| self.ordinary.contains(&gpu.uuid) || is_published(&gpu.uuid));
         let whole: Vec<Gpu> = whole;
         list.left_out.extend(whole.into_iter().map(|gpu| LeftOut {
-            why: gpus::Error::Field {
-                index: gpu.index,
-                field: "MIG mode".into(),
-                reason: SWITCHED_OFF.into(),
+            why: match self.switches(&gpu.uuid) {
+                // As for a GPU in MIG mode: it answers, and is no device of the pool of GPUs.
+                true => gpus::Error::Mig {
+                    uuid: gpu.uuid.clone(),
+                    instances: Vec::new(),
+                },
+                false => gpus::Error::Field {
+                    index: gpu.index,
+                    field: "MIG mode".into(),
+                    reason: SWITCHED_OFF.into(),
+                },
             },
             uuid: Some(gpu.uuid),
         }));
@@ -167,11 +294,12 @@ impl DynamicGpus {
         let gpus = pools.map(|(known, pool)| DynamicGpu {
             gpu: known.gpu.clone(),
             pool,
+            undivided_unavailable: known.has_foreign_mode().then_some(Unavailable::Mig),
         });
         let unavailable = self
             .gpus
             .iter()
-            .filter_map(|(uuid, known)| Some((uuid.clone(), known.unavailable.clone()?)));
+            .filter_map(|(uuid, known)| Some((uuid.clone(), known.unavailable()?)));
         (gpus.collect(), unavailable.collect())
     }
 
@@ -183,11 +311,18 @@ impl DynamicGpus {
             .map(|survey| &survey.problems)
             .max_by_key(|problems| problems.len());
         let refused = self.gpus.values().filter_map(|known| known.pool()?.err());
+        let waiting = self.waiting.iter().map(|uuid| {
+            format!(
+                "GPU {uuid} is not divided by claims (chart value mig.dynamic) before those that have it in the pool of GPUs, or its \
+                 monitor, have ended; delete their pods"
+            )
+        });
         problems
             .into_iter()
             .flatten()
             .cloned()
             .chain(refused.map(|error| error.to_string()))
+            .chain(waiting)
             .collect()
     }
 }
@@ -198,6 +333,24 @@ const SWITCHED_OFF: &str = "it was switched off while claims may have instances 
 // === impl Known ===
 
 impl Known {
+    fn is_switched(&self) -> bool {
+        matches!(self.kind, Kind::Switched { .. })
+    }
+
+    /// Returns true if claims switch the GPU's mode, and an administrator has switched it on or uses it.
+    fn has_foreign_mode(&self) -> bool {
+        let survey = self.survey.as_ref().filter(|survey| survey.is_divided);
+        let is_foreign = |survey: &Survey| !survey.is_switched || !survey.administrators.is_empty();
+        self.is_switched() && survey.is_some_and(is_foreign)
+    }
+
+    /// Why no claim may have any of its devices.
+    fn unavailable(&self) -> Option<Unavailable> {
+        let is_held = self.survey.as_ref().is_some_and(|survey| survey.is_held);
+        let divided = (is_held && self.has_foreign_mode()).then_some(Unavailable::Mig);
+        self.unavailable.clone().or(divided)
+    }
+
     /// None: nothing is known of its instances yet.
     fn pool(&self) -> Option<Result<Pool, candidates::Error>> {
         let survey = self.survey.as_ref()?;
@@ -208,12 +361,11 @@ impl Known {
             is_from_start: false,
         });
         let administrators: Vec<Administrators> = administrators.collect();
-        Some(Pool::new(
-            &self.gpu.uuid,
-            &survey.profiles,
-            &administrators,
-            &survey.held,
-        ))
+        let pool = Pool::new(&self.gpu.uuid, &survey.profiles, &administrators, &survey.held);
+        Some(pool.map(|pool| match self.kind {
+            Kind::Switched { is_size_known: true } => pool.with_undivided(&self.gpu.uuid),
+            _ => pool,
+        }))
     }
 }
 
@@ -221,7 +373,7 @@ impl Known {
 mod tests {
     use super::*;
     use crate::dra::node::tests::Rig;
-    use crate::dra::node::tests::instances::{Machine, of};
+    use crate::dra::node::tests::instances::{Machine, UNDIVIDED, of, part, start_switching};
     use crate::publish::inventory::Inventory;
     use crate::publish::inventory::tests::{gpu, instance};
     use std::sync::Arc;
@@ -260,7 +412,7 @@ mod tests {
     }
 
     async fn scan(dynamic: &mut DynamicGpus, mut seen: List, node: &SharedNode) -> List {
-        dynamic.scan(&mut seen, node).await;
+        dynamic.scan(&mut seen, node, |_| false).await;
         let (gpus, unavailable) = dynamic.published();
         let inventory = Inventory::new(seen.gpus.clone()).with_dynamic(gpus, unavailable);
         node.set_inventory(Ok(inventory));
@@ -276,7 +428,7 @@ mod tests {
         let (rig, machine) = (Rig::new(false), Machine::default());
         machine.make_half(0);
         let node = node(&rig, &machine);
-        let mut dynamic = DynamicGpus::new(true);
+        let mut dynamic = DynamicGpus::new(MigDynamic::Instances);
         let seen = scan(&mut dynamic, list(&[1]), &node).await;
         assert_eq!(
             (uuids(&seen.instances), uuids(&seen.gpus)),
@@ -309,7 +461,7 @@ mod tests {
     async fn a_gpu_that_is_gone_whole_or_silent_is_tainted_and_others_stay_as_they_were() {
         let (rig, machine) = (Rig::new(false), Machine::default());
         let node = node(&rig, &machine);
-        let mut dynamic = DynamicGpus::new(true);
+        let mut dynamic = DynamicGpus::new(MigDynamic::Instances);
         scan(&mut dynamic, list(&[]), &node).await;
         let unavailable = |dynamic: &DynamicGpus| dynamic.published().1.remove(&gpu(0).uuid);
         assert_eq!(unavailable(&dynamic), None);
@@ -332,11 +484,185 @@ mod tests {
         scan(&mut dynamic, list(&[]), &node).await;
         assert_eq!(unavailable(&dynamic), None, "back");
         // Seen as a whole first, or on a node that does not opt in: its administrator's.
-        for (is_on, first) in [(true, whole), (false, List::default())] {
-            let mut other = DynamicGpus::new(is_on);
+        for (which, first) in [(MigDynamic::Instances, whole), (MigDynamic::Off, List::default())] {
+            let mut other = DynamicGpus::new(which);
             scan(&mut other, first, &node).await;
             let seen = scan(&mut other, list(&[1, 2]), &node).await;
             assert_eq!((seen, other.is_empty()), (list(&[1, 2]), true));
         }
+    }
+
+    fn switching(rig: &Rig, machine: &Machine) -> SharedNode {
+        SharedNode::new(start_switching(rig, machine))
+    }
+
+    fn whole() -> List {
+        List {
+            gpus: vec![gpu(0), gpu(1)],
+            ..List::default()
+        }
+    }
+
+    /// GPU 0 in MIG mode, as the driver lists it: without a size.
+    fn divided(halves: &[u32]) -> List {
+        let of_list = Gpu { memory: 0, ..gpu(0) };
+        List {
+            divided: vec![of_list],
+            left_out: Vec::new(),
+            ..list(halves)
+        }
+    }
+
+    fn undivided(dynamic: &DynamicGpus) -> (bool, Option<&'static str>) {
+        let (gpus, _) = dynamic.published();
+        let of_gpu = gpus.iter().find(|of| of.gpu.uuid == gpu(0).uuid);
+        let why = of_gpu.and_then(|of| of.undivided_unavailable.as_ref());
+        let is_offered = of_gpu.is_some_and(|of| of.pool.undivided.is_some() && of.gpu.memory == gpu(0).memory);
+        (is_offered, why.map(Unavailable::name))
+    }
+
+    async fn prepare(node: &SharedNode, uid: &'static str, device: &'static str) -> Result<(), String> {
+        let claim = match device {
+            UNDIVIDED => part(uid, 10),
+            instance => of(uid, &[instance]),
+        };
+        let answer = node.turn(move |node, _| node.prepare_for_test(claim)).await;
+        answer.expect("a turn")
+    }
+
+    #[tokio::test]
+    async fn a_gpu_whose_mode_claims_switch_stays_as_it_is_in_either_mode_and_over_a_restart() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        machine.switch(false);
+        machine.state().fixed = vec![gpu(1).uuid];
+        let node = switching(&rig, &machine);
+        let mut dynamic = DynamicGpus::new(MigDynamic::Modes);
+        let seen = scan(&mut dynamic, whole(), &node).await;
+        // Ampere's mode is its administrator's.
+        assert_eq!(uuids(&seen.gpus), [&*gpu(1).uuid]);
+        assert_eq!(undivided(&dynamic), (true, None));
+        let before = dynamic.published();
+        prepare(&node, "u1", LAST_HALF).await.expect("prepared");
+        assert_eq!((machine.is_on(), machine.starts()), (true, vec![4]));
+        // Of before the claim, and of after it.
+        for list in [whole(), divided(&[2])] {
+            let seen = scan(&mut dynamic, list, &node).await;
+            assert_eq!((seen.instances.len(), dynamic.published()), (0, before.clone()));
+        }
+        let node = switching(&rig, &machine);
+        let mut dynamic = DynamicGpus::new(MigDynamic::Modes);
+        scan(&mut dynamic, divided(&[2]), &node).await;
+        assert_eq!(dynamic.published(), before);
+        node.turn(|node, locked| node.unprepare(locked, &["u1"]).remove(0))
+            .await
+            .expect("a turn")
+            .expect("unprepared");
+        assert!(!machine.is_on());
+        // Of before that.
+        scan(&mut dynamic, divided(&[2]), &node).await;
+        assert_eq!(dynamic.published(), before);
+    }
+
+    /// A kill after the switch, or after the end of the last instance.
+    #[tokio::test]
+    async fn a_start_with_the_mode_on_and_no_claim_switches_it_off_and_publishes_the_gpu() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        machine.switch(false);
+        let node = switching(&rig, &machine);
+        let mut dynamic = DynamicGpus::new(MigDynamic::Modes);
+        scan(&mut dynamic, whole(), &node).await;
+        let made = node.turn(|node, _| node.make_for_test(&of("u1", &[LAST_HALF]))).await;
+        made.expect("a turn").expect("made");
+        assert!(machine.is_on());
+        let node = switching(&rig, &machine);
+        let mut dynamic = DynamicGpus::new(MigDynamic::Modes);
+        scan(&mut dynamic, divided(&[2]), &node).await;
+        assert!(!machine.is_on() && machine.starts().is_empty());
+        assert_eq!(undivided(&dynamic), (true, None));
+        let seen = scan(&mut dynamic, whole(), &node).await;
+        assert_eq!((undivided(&dynamic), seen.gpus.len()), ((true, None), 0));
+    }
+
+    #[tokio::test]
+    async fn an_administrators_mode_or_instance_taints_the_undivided_gpu_alone() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        machine.switch(false);
+        let node = switching(&rig, &machine);
+        let mut dynamic = DynamicGpus::new(MigDynamic::Modes);
+        scan(&mut dynamic, whole(), &node).await;
+        machine.switch(true);
+        scan(&mut dynamic, divided(&[]), &node).await;
+        assert_eq!(
+            (undivided(&dynamic), dynamic.published().1.len()),
+            ((true, Some("mig")), 0)
+        );
+        let said = prepare(&node, "u1", UNDIVIDED).await.expect_err("refused");
+        assert!(
+            said.contains("no claim switched on") && said.contains("-mig 0"),
+            "{said}"
+        );
+        machine.make_half(0);
+        let seen = scan(&mut dynamic, divided(&[1]), &node).await;
+        assert_eq!(
+            (uuids(&seen.instances), undivided(&dynamic)),
+            (vec!["MIG-1"], (true, Some("mig")))
+        );
+        let said = prepare(&node, "u1", UNDIVIDED).await.expect_err("refused");
+        assert!(said.contains("GPU instance 1, which no claim made"), "{said}");
+        prepare(&node, "u2", LAST_HALF).await.expect("beside it");
+        machine.state().instances.clear();
+        machine.switch(false);
+        node.turn(|node, locked| node.unprepare(locked, &["u2"]).remove(0))
+            .await
+            .expect("a turn")
+            .expect("unprepared");
+        scan(&mut dynamic, whole(), &node).await;
+        assert_eq!(undivided(&dynamic), (true, None));
+        // While a claim has the GPU.
+        prepare(&node, "u1", UNDIVIDED).await.expect("whole");
+        machine.switch(true);
+        scan(&mut dynamic, divided(&[]), &node).await;
+        assert_eq!(dynamic.published().1, BTreeMap::from([(gpu(0).uuid, Unavailable::Mig)]));
+        let said = prepare(&node, "u2", LAST_HALF).await.expect_err("held");
+        assert!(
+            said.contains("takes no new claims") && machine.starts().is_empty(),
+            "{said}"
+        );
+        // In MIG mode when it is first seen, and not by a claim.
+        let node = switching(&rig, &Machine::default());
+        let mut other = DynamicGpus::new(MigDynamic::Modes);
+        scan(&mut other, divided(&[]), &node).await;
+        assert_eq!(undivided(&other), (false, None));
+        assert!(other.has(&gpu(0).uuid) && !other.switches(&gpu(0).uuid));
+    }
+
+    #[tokio::test]
+    async fn a_gpu_that_claims_have_stays_in_the_pool_of_gpus_until_they_end_and_a_silent_driver_decides_nothing() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        machine.switch(false);
+        machine.state().is_silent = true;
+        let node = switching(&rig, &machine);
+        let claim = crate::dra::node::tests::claim("u1", &[("s1", 20, 25)]);
+        let prepared = node.turn(move |node, _| node.prepare_for_test(claim)).await;
+        prepared.expect("a turn").expect("prepared");
+        let mut dynamic = DynamicGpus::new(MigDynamic::Modes);
+        let is_published = |uuid: &str| uuid == gpu(0).uuid;
+        let scan = async |dynamic: &mut DynamicGpus| {
+            let mut seen = whole();
+            dynamic.scan(&mut seen, &node, is_published).await;
+            seen.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>()
+        };
+        // What is published stays, and the other one has no pool yet.
+        assert_eq!(scan(&mut dynamic).await, [0]);
+        machine.state().is_silent = false;
+        assert_eq!(scan(&mut dynamic).await, [0]);
+        assert!(dynamic.has(&gpu(1).uuid) && !dynamic.has(&gpu(0).uuid));
+        assert!(dynamic.remarks()[0].contains(&gpu(0).uuid), "{:?}", dynamic.remarks());
+        node.turn(|node, locked| node.unprepare(locked, &["u1"]).remove(0))
+            .await
+            .expect("a turn")
+            .expect("unprepared");
+        assert_eq!(scan(&mut dynamic).await, [0; 0]);
+        assert!(dynamic.switches(&gpu(0).uuid) && dynamic.remarks().is_empty());
     }
 }

@@ -15,7 +15,7 @@ mod published;
 
 pub(crate) use no_driver::BEGIN as NO_DRIVER;
 
-use crate::config::{Config, MigDynamic};
+use crate::config::Config;
 use crate::dra::checkpoint::InUse;
 use crate::dra::health::Report;
 use crate::dra::node::SharedNode;
@@ -30,11 +30,13 @@ use crate::ready::Readiness;
 use dynamic::DynamicGpus;
 use measurer::Measurer;
 use published::Published;
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 use tokio::sync::watch;
+use vgpu_context_size::ContextSize;
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::gpus;
 
@@ -59,6 +61,8 @@ pub struct ScanOutputs {
 struct Scans {
     gpus: Published,
     dynamic: DynamicGpus,
+    /// The size of a context on each GPU, by UUID.
+    contexts: BTreeMap<String, ContextSize>,
     faults: Faults,
     /// The time of the last scan.
     scanned: SystemTime,
@@ -83,7 +87,7 @@ pub(crate) async fn run(
 ) {
     let mut measurer = Measurer::new(contexts, prober);
     let mut scans = Scans::new(outputs.node.gpus_in_use());
-    scans.dynamic = DynamicGpus::new(config.mig_dynamic == MigDynamic::Instances);
+    scans.dynamic = DynamicGpus::new(config.mig_dynamic);
     scans.faults = faults.borrow_and_update().clone();
     loop {
         tokio::select! {
@@ -108,6 +112,7 @@ impl Scans {
         Self {
             gpus: Published::new(in_use),
             dynamic: DynamicGpus::default(),
+            contexts: BTreeMap::new(),
             faults: Faults::new(),
             scanned: SystemTime::UNIX_EPOCH,
             has_listed: false,
@@ -131,15 +136,18 @@ impl Scans {
             // Before the GPUs are published, so that each claim on them finds the size of a context and who limits it.
             match measurer.measure(&list.gpus).await {
                 Some(mut measured) => {
-                    outputs.node.set_contexts(measured.contexts);
+                    self.note_contexts(measured.contexts);
+                    outputs.node.set_contexts(self.contexts.clone());
                     for gpu in &mut list.gpus {
                         gpu.driver_limit = measured.driver_limits.remove(&gpu.uuid);
                     }
                 }
                 None if self.last.is_none() => return want(outputs, Wanted::Silent),
-                None => list.gpus.retain(|gpu| self.gpus.has(&gpu.uuid)),
+                None => list
+                    .gpus
+                    .retain(|gpu| self.gpus.has(&gpu.uuid) || self.dynamic.has(&gpu.uuid)),
             }
-            self.dynamic.scan(list, &outputs.node).await;
+            self.divide(list, outputs).await;
             add_instances(list);
         }
         let is_late = matches!(seen, Err(Error::Late(_)));
@@ -153,9 +161,26 @@ impl Scans {
         }
     }
 
+    /// Takes new sizes of contexts over. Those of GPUs that are in MIG mode for a while stay.
+    fn note_contexts(&mut self, measured: BTreeMap<String, ContextSize>) {
+        self.contexts.retain(|uuid, _| self.dynamic.has(uuid));
+        self.contexts.extend(measured);
+    }
+
+    /// Leaves the GPUs that claims divide to their own pools.
+    async fn divide(&mut self, list: &mut List, outputs: &ScanOutputs) {
+        let is_published = |uuid: &str| self.gpus.has(uuid);
+        self.dynamic.scan(list, &outputs.node, is_published).await;
+        self.gpus.forget(|uuid| self.dynamic.has(uuid));
+    }
+
     /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
     fn apply(&mut self, seen: Result<List, Error>, config: &Config, outputs: &ScanOutputs) {
-        let in_use = outputs.node.gpus_in_use();
+        let mut in_use = outputs.node.gpus_in_use();
+        for one in &mut in_use {
+            // A record that was rebuilt does not name the device.
+            one.is_dynamic |= self.dynamic.has(&one.gpu.uuid);
+        }
         self.report_readiness(&seen, config, outputs);
         let seen = seen.map_err(|error| error.to_string());
         let now = std::time::Instant::now();
@@ -237,7 +262,9 @@ impl Scans {
     }
 
     fn log(&mut self, left_out: Vec<LeftOut>, contradictions: Vec<String>) {
-        for left in left_out.iter().filter(|left| !self.left_out.contains(left)) {
+        let is_switched = |left: &LeftOut| left.uuid.as_ref().is_some_and(|uuid| self.dynamic.switches(uuid));
+        let is_new = |left: &&LeftOut| !self.left_out.contains(left) && !is_switched(left);
+        for left in left_out.iter().filter(is_new) {
             tracing::warn!("a GPU is left out: {}", left.why);
         }
         self.left_out = left_out;
@@ -297,13 +324,14 @@ fn want(outputs: &ScanOutputs, new: Wanted) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::MigDynamic;
+    use crate::dra::node::tests::instances::{Machine, part, start_switching};
     use crate::dra::node::tests::{Rig, claim};
     use crate::dra::share::ClaimId;
     use crate::nvml::Sample;
     use crate::publish::inventory::{Fault, Reason, Unavailable, tests::gpu};
     use crate::publish::slice::tests::WHOLE;
     use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
-    use std::collections::BTreeMap;
 
     /// The receivers, and what a scan sent to them.
     struct Scanned {
@@ -508,6 +536,65 @@ mod tests {
         );
     }
 
+    /// The node begins to switch MIG modes while a claim has GPU 0.
+    #[tokio::test]
+    async fn a_gpu_moves_to_the_pool_of_its_instances_when_its_claims_have_ended_and_is_in_one_pool_at_a_time() {
+        let (machine, rig) = (Machine::default(), Rig::new(false));
+        machine.switch(false);
+        let mut scanned = scanned_on(rig);
+        scanned.outputs.node = SharedNode::new(start_switching(&scanned.rig, &machine));
+        let (config, outputs) = (scanned.rig.config(), scanned.outputs);
+        let held = prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await;
+        assert_eq!(held, Ok(()));
+        let mut scans = Scans::new(outputs.node.gpus_in_use());
+        scans.dynamic = DynamicGpus::new(MigDynamic::Modes);
+        let pools = |published: &watch::Receiver<Wanted>| -> Vec<(String, usize)> {
+            let Wanted::Slices(slices) = published.borrow().clone() else {
+                return Vec::new();
+            };
+            let all = slices.iter().filter(|slice| !slice.devices.is_empty());
+            all.map(|slice| (slice.pool.clone(), slice.devices.len())).collect()
+        };
+        let own = |digits: &str| (format!("vgpu-mig-{digits}"), 26);
+        for (claims, expected) in [
+            (
+                1,
+                vec![("vgpu".to_owned(), 1), ("vgpu-monitor".into(), 1), own("3f8a1c21")],
+            ),
+            (0, vec![own("3f8a1c20"), own("3f8a1c21")]),
+        ] {
+            let mut seen = list(&[gpu(0), gpu(1)]);
+            scans.divide(&mut seen, &outputs).await;
+            scans.apply(Ok(seen), &config, &outputs);
+            assert_eq!(pools(&scanned.published), expected, "{claims} claims");
+            assert!(taints(&scanned.published).iter().all(Option::is_none));
+            let gone = outputs
+                .node
+                .turn(|node, locked| node.unprepare(locked, &["u1"]).remove(0));
+            gone.await.expect("a turn").expect("unprepared");
+        }
+        assert_eq!(outputs.metrics.gpus.get(), 2);
+        let health = scanned.health.borrow().clone();
+        assert!(health.devices.contains_key("gpu-3f8a1c20-undivided"));
+        assert!(!health.devices.contains_key("gpu-3f8a1c20-undivided-monitor"));
+        // A record that was rebuilt does not say that the claim has the GPU in that pool.
+        let (id, rebuilt) = part("u2", 20);
+        assert_eq!(prepare(&outputs.node, (id, rebuilt)).await, Ok(()));
+        std::fs::write(scanned.rig.record("u2"), "{").expect("written");
+        let mut seen = list(&[gpu(0), gpu(1)]);
+        scans.divide(&mut seen, &outputs).await;
+        scans.apply(Ok(seen), &config, &outputs);
+        assert!(outputs.node.gpus_in_use().iter().any(|one| !one.is_dynamic));
+        assert_eq!(pools(&scanned.published), [own("3f8a1c20"), own("3f8a1c21")]);
+        // Its context was measured while it was whole.
+        let size = ContextSize { own: 1, unowned: 0 };
+        let measured = |index: u32| BTreeMap::from([(gpu(index).uuid, size)]);
+        scans.note_contexts(measured(0));
+        scans.note_contexts(measured(5));
+        scans.note_contexts(BTreeMap::new());
+        assert_eq!(scans.contexts.keys().collect::<Vec<_>>(), [&gpu(0).uuid]);
+    }
+
     #[tokio::test]
     async fn a_node_whose_only_gpu_is_lost_is_not_ready_and_publishes_it_tainted() {
         let Scanned {
@@ -579,7 +666,7 @@ mod tests {
         let mut scans = Scans::new(vec![InUse {
             gpu: gpu(0),
             has_shares: true,
-            is_made: false,
+            is_dynamic: false,
         }]);
         scans.apply(missing(), &config, &outputs);
         assert!(outputs.readiness.status().1.starts_with(&format!("gpus: {NO_DRIVER}")));

@@ -71,6 +71,11 @@ impl Published {
         self.gpus.iter().any(|known| known.gpu.uuid == uuid)
     }
 
+    /// Forgets GPUs that are published elsewhere from now on.
+    pub(super) fn forget(&mut self, is_elsewhere: impl Fn(&str) -> bool) {
+        self.gpus.retain(|known| !is_elsewhere(&known.gpu.uuid));
+    }
+
     /// Applies a scan, or the reason why there was none. `in_use`: the GPUs that claims have, which are published again if they
     /// were not published any more.
     pub(super) fn apply(&mut self, seen: Result<&List, &str>, in_use: &[InUse], now: Instant) {
@@ -139,11 +144,11 @@ impl Known {
         Self { gpu, unavailable: None }
     }
 
-    /// None: it is an instance that claims made, which is published whether it is there or not; or nothing but its UUID is known,
-    /// and it is published once the driver lists it.
+    /// None: it is in the pool of a dynamic GPU, which is published whether the driver lists it or not; or nothing but its UUID is
+    /// known, and it is published once the driver lists it.
     fn of(in_use: &InUse) -> Option<Self> {
-        let InUse { gpu, is_made, .. } = in_use;
-        (!is_made && !gpu.is_in_unknown_place()).then(|| Self::new(gpu.clone()))
+        let InUse { gpu, is_dynamic, .. } = in_use;
+        (!is_dynamic && !gpu.is_in_unknown_place()).then(|| Self::new(gpu.clone()))
     }
 
     fn apply(&mut self, list: &List, now: Instant) {
@@ -153,13 +158,7 @@ impl Known {
             return self.mark(Unavailable::Replaced(format!("{profile} ({})", other.uuid)), now);
         }
         if let Some(found) = found {
-            self.gpu = Gpu {
-                // Claims may have been allocated by the published size.
-                memory: self.gpu.memory,
-                memory_source: self.gpu.memory_source,
-                driver_limit: self.driver_limit(found),
-                ..found.clone()
-            };
+            self.gpu = updated(&self.gpu, found);
             self.unavailable = None;
             return;
         }
@@ -184,19 +183,6 @@ impl Known {
         }
     }
 
-    /// The answer of before holds until there is another one; limits that are known to be kept, until their driver refuses or is
-    /// replaced. So a driver that hangs while the plugin starts does not switch them off where claims have them.
-    fn driver_limit(&self, found: &Gpu) -> Option<DriverLimit> {
-        let is_same_driver = found.driver_version == self.gpu.driver_version;
-        match &found.driver_limit {
-            None => self.gpu.driver_limit.clone(),
-            Some(DriverLimit::Unknown(_)) if is_same_driver && self.gpu.has_driver_limit() => {
-                self.gpu.driver_limit.clone()
-            }
-            answer => answer.clone(),
-        }
-    }
-
     fn mark(&mut self, why: Unavailable, now: Instant) {
         let lasts = self.is_lost() && why.is_lost();
         let since = self
@@ -218,6 +204,27 @@ impl Known {
     }
 }
 
+/// Returns a published GPU as a list has it now. Claims may have been allocated by the published size, which stays.
+pub(super) fn updated(known: &Gpu, found: &Gpu) -> Gpu {
+    Gpu {
+        memory: known.memory,
+        memory_source: known.memory_source,
+        driver_limit: driver_limit(known, found),
+        ..found.clone()
+    }
+}
+
+/// The answer of before holds until there is another one; limits that are known to be kept, until their driver refuses or is
+/// replaced. So a driver that hangs while the plugin starts does not switch them off where claims have them.
+fn driver_limit(known: &Gpu, found: &Gpu) -> Option<DriverLimit> {
+    let is_same_driver = found.driver_version == known.driver_version;
+    match &found.driver_limit {
+        None => known.driver_limit.clone(),
+        Some(DriverLimit::Unknown(_)) if is_same_driver && known.has_driver_limit() => known.driver_limit.clone(),
+        answer => answer.clone(),
+    }
+}
+
 /// Returns true if the two are the same GPU, or have been instances in the same place.
 fn is_in_place_of(one: &Gpu, other: &Gpu) -> bool {
     let place = |gpu: &Gpu| gpu.mig.as_ref().map(|mig| (mig.parent.clone(), mig.gpu_instance));
@@ -234,7 +241,7 @@ mod tests {
         let held = |gpu: &Gpu| InUse {
             gpu: gpu.clone(),
             has_shares: true,
-            is_made: false,
+            is_dynamic: false,
         };
         gpus.into_iter().map(held).collect()
     }
@@ -430,7 +437,7 @@ mod tests {
         let unknown = InUse {
             gpu: Gpu::in_unknown_place(UUID).expect("an instance"),
             has_shares: true,
-            is_made: false,
+            is_dynamic: false,
         };
         assert_eq!(Gpu::in_unknown_place(&gpu(0).uuid), None);
         let other = "MIG-ccccdddd-1111-5222-8333-444455556666";

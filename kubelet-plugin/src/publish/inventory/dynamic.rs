@@ -2,17 +2,21 @@
 //! always been there. Pure.
 //!
 //! A device's attributes and capacity do not change when its instance is made: the UUID is the GPU's, and the memory what the
-//! driver says of the profile.
+//! driver says of the profile. Nor do those of the undivided GPU change while it is in MIG mode.
 
+use crate::publish::inventory::Unavailable;
 use vgpu_mig::{Candidate, Made, Pool};
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::gpus::{Gpu, Instance};
 
-/// A GPU in MIG mode with the instances that it offers.
+/// A GPU with the instances that it offers, and itself where claims switch its MIG mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DynamicGpu {
+    /// Its memory is known if the pool has the undivided GPU.
     pub gpu: Gpu,
     pub pool: Pool,
+    /// Why no new claim may have the undivided GPU, while claims may make instances.
+    pub undivided_unavailable: Option<Unavailable>,
 }
 
 // === impl DynamicGpu ===
@@ -53,8 +57,8 @@ impl DynamicGpu {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::publish::inventory::Inventory;
     use crate::publish::inventory::tests::gpu;
+    use crate::publish::inventory::{Device, Inventory};
     use std::collections::BTreeMap;
     use vgpu_mig::candidates::{Administrators, Held};
     use vgpu_mig::driver::{Engines, Profile};
@@ -96,7 +100,68 @@ pub(crate) mod tests {
     /// GPU 0, an H100 in MIG mode.
     pub(crate) fn divided(administrators: &[Administrators], held: &[Held]) -> DynamicGpu {
         let pool = Pool::new(&gpu(0).uuid, &h100(), administrators, held).expect("a pool");
-        DynamicGpu { gpu: gpu(0), pool }
+        DynamicGpu {
+            gpu: gpu(0),
+            pool,
+            undivided_unavailable: None,
+        }
+    }
+
+    /// GPU 0, an H100 whose MIG mode claims switch.
+    pub(crate) fn switched() -> DynamicGpu {
+        let mut dynamic = divided(&[], &[]);
+        dynamic.pool = dynamic.pool.with_undivided(&gpu(0).uuid);
+        dynamic
+    }
+
+    #[test]
+    fn a_switched_gpu_is_found_by_both_of_its_names_and_is_itself_or_its_instances() {
+        const UNDIVIDED: &str = "gpu-3f8a1c20-undivided";
+        let mut inventory = Inventory::new(vec![gpu(1)]).with_dynamic(vec![switched()], BTreeMap::new());
+        // Claims that were allocated before the chart's value changed have the other name.
+        for name in [UNDIVIDED, "gpu-3f8a1c20"] {
+            assert!(matches!(inventory.device(name), Some(Device::Gpu(found)) if *found == gpu(0)));
+        }
+        assert!(matches!(inventory.device("gpu-3f8a1c21-undivided"), Some(Device::Gpu(found)) if *found == gpu(1)));
+        assert_eq!(inventory.device("gpu-3f8a1c20-monitor"), None);
+        assert_eq!(inventory.device("gpu-3f8a1c20-undivided-monitor"), None);
+        assert_eq!(inventory.gpu(&gpu(0).uuid), Some(&gpu(0)));
+        let names = |inventory: &Inventory| -> Vec<String> {
+            inventory
+                .by_index()
+                .into_iter()
+                .map(|(name, _)| name.to_owned())
+                .collect()
+        };
+        assert_eq!(names(&inventory), [UNDIVIDED, "gpu-3f8a1c21"]);
+        let dynamic = switched();
+        let candidate = dynamic.pool.find("mig-of-3f8a1c20-3g-40gb-4").expect("a candidate");
+        let made = Made {
+            gpu_instance: 2,
+            compute_instance: 0,
+            uuid: Some("MIG-2".into()),
+        };
+        let made = dynamic.made(candidate, &made).expect("a UUID");
+        inventory.add_made(&candidate.name, made);
+        assert_eq!(names(&inventory), [candidate.name.as_str(), "gpu-3f8a1c21"]);
+    }
+
+    #[test]
+    fn a_reason_of_the_undivided_gpu_keeps_no_claim_from_its_instances() {
+        let uuid = gpu(0).uuid;
+        let mut dynamic = switched();
+        dynamic.undivided_unavailable = Some(Unavailable::Mig);
+        let inventory = |unavailable| Inventory::default().with_dynamic(vec![dynamic.clone()], unavailable);
+        let own = inventory(BTreeMap::new());
+        assert_eq!(own.unavailable(&uuid), Some(&Unavailable::Mig));
+        assert_eq!(own.unavailable_parts(&uuid), None);
+        assert_eq!((own.troubles(&uuid).len(), own.troubles_of_parts(&uuid).len()), (1, 0));
+        let lost = Unavailable::Lost(String::new());
+        let both = inventory(BTreeMap::from([(uuid.clone(), lost.clone())]));
+        assert_eq!(
+            (both.unavailable(&uuid), both.unavailable_parts(&uuid)),
+            (Some(&lost), Some(&lost))
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub use fault::{Fault, Faults, Reason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use vgpu_api::{INSTANCE_PREFIX, MONITOR_SUFFIX};
+use vgpu_api::{INSTANCE_PREFIX, MONITOR_SUFFIX, UNDIVIDED_SUFFIX, gpu_of_undivided};
 use vgpu_mig::Candidate;
 use vgpu_node::gpus;
 use vgpu_node::gpus::UUID_OF_INSTANCE;
@@ -236,6 +236,17 @@ impl Inventory {
         all.find_map(|dynamic| Some((dynamic, dynamic.pool.find(device)?)))
     }
 
+    /// Returns the GPU that a device is, if claims switch its MIG mode. It has one name in the pool of its instances, and the one
+    /// of before for claims that were allocated it in the pool of the GPUs.
+    #[must_use]
+    pub fn undivided(&self, device: &str) -> Option<&DynamicGpu> {
+        let mut all = self.dynamic.iter();
+        all.find(|dynamic| {
+            let own = dynamic.pool.undivided.as_ref();
+            own.is_some_and(|own| own.name == device || own.name.strip_suffix(UNDIVIDED_SUFFIX) == Some(device))
+        })
+    }
+
     /// Adds an instance that claims made, by the name of its device.
     pub fn add_made(&mut self, device: &str, gpu: Gpu) {
         self.made.insert(device.to_owned(), gpu);
@@ -273,7 +284,17 @@ impl Inventory {
     /// Why new claims are kept away from the GPU with this UUID: a sentence for each reason.
     #[must_use]
     pub fn troubles(&self, uuid: &str) -> Vec<String> {
-        let unavailable = self.unavailable(uuid).map(|why| why.text(uuid));
+        self.sentences(self.unavailable(uuid), uuid)
+    }
+
+    /// The same of the instances that claims could make of it.
+    #[must_use]
+    pub fn troubles_of_parts(&self, uuid: &str) -> Vec<String> {
+        self.sentences(self.unavailable_parts(uuid), uuid)
+    }
+
+    fn sentences(&self, unavailable: Option<&Unavailable>, uuid: &str) -> Vec<String> {
+        let unavailable = unavailable.map(|why| why.text(uuid));
         // Faults are the GPU's, also of an instance.
         let of_gpu = self
             .gpu(uuid)
@@ -301,14 +322,35 @@ impl Inventory {
             let made = self.made.values().find(|gpu| gpu.uuid == uuid)?;
             self.unavailable.get(&made.mig.as_ref()?.parent)
         };
-        self.unavailable.get(uuid).or_else(of_gpu)
+        let undivided = || {
+            let mut all = self.dynamic.iter();
+            all.find(|dynamic| dynamic.gpu.uuid == uuid)?
+                .undivided_unavailable
+                .as_ref()
+        };
+        self.unavailable.get(uuid).or_else(of_gpu).or_else(undivided)
     }
 
-    /// Device names and GPUs, in the order in which the scheduler allocates them, with the instances that claims made.
+    /// Why no new claim may make an instance of the GPU with this UUID.
+    #[must_use]
+    pub fn unavailable_parts(&self, uuid: &str) -> Option<&Unavailable> {
+        self.unavailable.get(uuid)
+    }
+
+    /// Device names and GPUs, in the order in which the scheduler allocates them, with the instances that claims made. A GPU whose
+    /// MIG mode claims switch is among them unless they have made instances of it.
     #[must_use]
     pub fn by_index(&self) -> Vec<(&str, &Gpu)> {
         let all = self.gpus.iter().chain(&self.made);
         let mut all: Vec<_> = all.map(|(name, gpu)| (name.as_str(), gpu)).collect();
+        let is_divided = |uuid: &str| {
+            let mut made = self.made.values().filter_map(|gpu| gpu.mig.as_ref());
+            made.any(|mig| mig.parent == uuid)
+        };
+        all.extend(self.dynamic.iter().filter_map(|DynamicGpu { gpu, pool, .. }| {
+            let own = pool.undivided.as_ref().filter(|_| !is_divided(&gpu.uuid))?;
+            Some((own.name.as_str(), gpu))
+        }));
         all.sort_by_key(|(_, gpu)| (gpu.index, gpu.mig.as_ref().map(|mig| mig.index)));
         all
     }
@@ -318,13 +360,23 @@ impl Inventory {
         if let Some(gpu) = self.gpus.get(name).or_else(|| self.made.get(name)) {
             return Some(Device::Gpu(gpu));
         }
+        if let Some(dynamic) = self.undivided(name) {
+            return Some(Device::Gpu(&dynamic.gpu));
+        }
+        // A claim was allocated it while claims switched its mode, which they do not any more.
+        let former = gpu_of_undivided(name).and_then(|_| self.gpus.get(name.strip_suffix(UNDIVIDED_SUFFIX)?));
+        if let Some(gpu) = former {
+            return Some(Device::Gpu(gpu));
+        }
         let gpu = self.gpus.get(name.strip_suffix(MONITOR_SUFFIX)?)?;
         gpu.mig.is_none().then_some(Device::Monitor(gpu))
     }
 
     #[must_use]
     pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
-        let mut all = self.gpus.values().chain(self.made.values());
+        let undivided = self.dynamic.iter().filter(|dynamic| dynamic.pool.undivided.is_some());
+        let undivided = undivided.map(|dynamic| &dynamic.gpu);
+        let mut all = self.gpus.values().chain(self.made.values()).chain(undivided);
         all.find(|gpu| gpu.uuid == uuid)
     }
 

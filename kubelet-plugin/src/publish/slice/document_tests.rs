@@ -13,7 +13,7 @@ What a ResourceSlice of `dra.vgpu` says of each GPU. This file is generated from
 
 A GPU is two devices: `gpu-<the UUID's first part>`, which claims share, and `gpu-<...>-monitor` without capacity, for admin access ([using.md](using.md)). The GPUs of node `n` are the pool `n/vgpu`, their monitors the pool `n/vgpu-monitor`: the cluster autoscaler takes a node for used as far as the devices of a pool are allocated, and nobody needs to allocate monitors. At most 64 devices are in one slice.
 
-An instance of a GPU in MIG mode is one device, `mig-<the first part of its UUID>-<profile>-<first slice>`, in the pool `n/vgpu-mig`; its GPU is none ([mig.md](mig.md)).
+An instance of a GPU in MIG mode is one device, `mig-<the first part of its UUID>-<profile>-<first slice>`, in the pool `n/vgpu-mig`; its GPU is none ([mig.md](mig.md)). Where claims make instances, each GPU has a pool of its own, `n/vgpu-mig-<8 digits of its UUID>`, with all that it could have; where they switch its MIG mode, the GPU is in that pool too, as `gpu-<8 digits>-undivided`, and has no monitor.
 
 ## Attributes
 

@@ -2,7 +2,7 @@
 
 use super::tests::WHOLE;
 use super::*;
-use crate::publish::inventory::dynamic::tests::divided;
+use crate::publish::inventory::dynamic::tests::{divided, switched};
 use crate::publish::inventory::tests::gpu;
 use crate::publish::inventory::{Fault, Faults, Reason};
 use serde_json::{Value, json};
@@ -134,4 +134,77 @@ fn faults_of_the_gpu_and_a_silent_driver_taint_every_device() {
         without.iter().all(|slice| !slice.pool.starts_with("vgpu-mig-")),
         "{without:?}"
     );
+}
+
+/// The pool of a GPU whose mode claims switch, and the undivided GPU in it.
+fn undivided(dynamic: DynamicGpu, unavailable: BTreeMap<String, Unavailable>) -> (Vec<Slice>, Device) {
+    let inventory = Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], unavailable);
+    let all = slices(&inventory, WHOLE);
+    let last = all
+        .last()
+        .and_then(|slice| slice.devices.last())
+        .expect("a device")
+        .clone();
+    (all, last)
+}
+
+#[test]
+fn a_gpu_whose_mode_claims_switch_is_the_last_device_of_its_pool_and_takes_all_of_it() {
+    let (all, device) = undivided(switched(), BTreeMap::new());
+    let count = |slice: &Slice| (slice.pool.clone(), slice.devices.len());
+    let pools: Vec<(String, usize)> = all.iter().map(count).collect();
+    let pool = "vgpu-mig-3f8a1c20".to_owned();
+    // The monitor is the other GPU's.
+    let expected = [
+        ("vgpu".into(), 1),
+        ("vgpu-monitor".into(), 1),
+        (pool.clone(), 0),
+        (pool, 26),
+    ];
+    assert_eq!(pools, expected);
+    assert_eq!(
+        all[2],
+        slices(&inventory(divided(&[], &[])), WHOLE)[2],
+        "the same counters"
+    );
+    let takes = &device.consumes_counters.as_ref().expect("counters")[0].counters;
+    assert_eq!(
+        counters(takes),
+        counters(&all[2].counters[0].counters),
+        "all that there is"
+    );
+    let as_gpu = slices(&Inventory::new(vec![gpu(0)]), WHOLE)[0].devices[0].clone();
+    let bare = Device {
+        name: as_gpu.name.clone(),
+        consumes_counters: None,
+        ..device.clone()
+    };
+    assert_eq!((bare, device.name.as_str()), (as_gpu, "gpu-3f8a1c20-undivided"));
+    // What the API server may drop.
+    let kept = without_shared(all.clone());
+    assert_eq!(
+        kept.last().map(|slice| slice.devices.len()),
+        Some(25),
+        "instances need no shares"
+    );
+    assert!(
+        without_counters(all)
+            .iter()
+            .all(|slice| !slice.pool.starts_with("vgpu-mig-"))
+    );
+}
+
+#[test]
+fn a_reason_of_the_undivided_gpu_is_a_taint_of_that_device_alone() {
+    let tainted = |(all, _): (Vec<Slice>, Device)| {
+        let devices = &all.last().expect("a slice").devices;
+        devices.iter().filter(|device| device.taints.is_some()).count()
+    };
+    let mut dynamic = switched();
+    dynamic.undivided_unavailable = Some(Unavailable::Mig);
+    let (all, device) = undivided(dynamic.clone(), BTreeMap::new());
+    let keys: Vec<&str> = device.taints.iter().flatten().map(|taint| taint.key.as_str()).collect();
+    assert_eq!((tainted((all, device.clone())), keys), (1, vec!["dra.vgpu/mig"]));
+    let lost = BTreeMap::from([(gpu(0).uuid, Unavailable::Lost(String::new()))]);
+    assert_eq!(tainted(undivided(dynamic, lost)), 26);
 }

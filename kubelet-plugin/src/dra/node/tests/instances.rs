@@ -1,6 +1,7 @@
 //! Claims that make instances, on a driver that remembers them and the software GPU's capability nodes.
 
 use super::*;
+use crate::config::MigDynamic;
 use crate::publish::inventory::dynamic::tests::h100;
 use crate::publish::inventory::{DynamicGpu, Gpu};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,6 +30,14 @@ pub(crate) struct State {
     pub(crate) calls: usize,
     /// No call is answered.
     pub(crate) is_silent: bool,
+    /// MIG mode is off.
+    is_whole: bool,
+    /// UUIDs of GPUs whose mode needs a reset.
+    pub(crate) fixed: Vec<String>,
+    /// Processes that use the GPU as a whole.
+    pub(crate) users: usize,
+    /// The answer to each change of the mode.
+    pub(crate) refuses_mode: Option<Code>,
     boot: u32,
 }
 
@@ -44,6 +53,15 @@ impl Machine {
     pub(crate) fn reboot(&self) {
         let mut state = self.state();
         (state.instances, state.boot) = (Vec::new(), state.boot + 1);
+    }
+
+    /// An administrator switches MIG mode.
+    pub(crate) fn switch(&self, is_on: bool) {
+        self.state().is_whole = !is_on;
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        !self.state().is_whole
     }
 
     /// First slices.
@@ -95,9 +113,19 @@ impl State {
     fn answer(&mut self, call: &Call) -> Result<Answer, Code> {
         match call {
             Call::Mode => Ok(Answer::Mode(vgpu_mig::driver::Mode {
-                is_on: true,
-                is_on_after_reset: true,
+                is_on: !self.is_whole,
+                is_on_after_reset: !self.is_whole,
             })),
+            Call::Users => Ok(Answer::Users(self.users)),
+            Call::SetMode { is_on } => match self.refuses_mode {
+                Some(code) => Err(code),
+                None if self.instances.is_empty() => {
+                    self.is_whole = !is_on;
+                    Ok(Answer::Done)
+                }
+                None => Err(Code::InUse),
+            },
+            Call::Create { .. } if self.is_whole => Err(Code::NotSupported),
             Call::Profiles => Ok(Answer::Profiles(h100())),
             Call::Instances => Ok(Answer::Instances(self.instances.clone())),
             Call::Create { profile, placement } => match self.refuses {
@@ -129,12 +157,13 @@ impl State {
 }
 
 impl MigDriver for Machine {
-    fn call(&self, _gpu: &str, call: &Call) -> Result<Answer, Refused> {
+    fn call(&self, gpu: &str, call: &Call) -> Result<Answer, Refused> {
         let mut state = self.state();
         state.calls += 1;
-        let answer = match state.is_silent {
-            true => Err(Code::NoAnswer),
-            false => state.answer(call),
+        let answer = match call {
+            _ if state.is_silent => Err(Code::NoAnswer),
+            Call::IsResetless => Ok(Answer::IsResetless(!state.fixed.iter().any(|uuid| uuid == gpu))),
+            _ => state.answer(call),
         };
         answer.map_err(|code| Refused::new(&format!("{call:?}"), code, ""))
     }
@@ -164,6 +193,19 @@ impl Node {
     pub(crate) fn make_for_test(&mut self, (id, claim): &(ClaimId, ResourceClaim)) -> Result<(), String> {
         self.make_instances(id, claim).map_err(|error| error.to_string())
     }
+
+    pub(crate) fn prepare_for_test(&mut self, claim: (ClaimId, ResourceClaim)) -> Result<(), String> {
+        let prepared = prepare(self, claim);
+        prepared.map(drop).map_err(|error| error.to_string())
+    }
+}
+
+/// A plugin that has just started on a node where claims switch MIG modes, before the first list of its GPUs.
+pub(crate) fn start_switching(rig: &Rig, machine: &Machine) -> Node {
+    let mut node = open(rig);
+    node.config.mig_dynamic = MigDynamic::Modes;
+    node.make_instances_with(Arc::new(machine.clone()), machine.boot());
+    node
 }
 
 /// Surveys GPU 0, and gives the node what is published of it.
@@ -171,8 +213,9 @@ fn scan(node: &mut Node) -> Survey {
     let locked = node.locked();
     let uuid = gpu(0).uuid;
     let survey = node
-        .survey(&locked, std::slice::from_ref(&uuid))
+        .survey(&locked, std::slice::from_ref(&uuid), &[])
         .expect("read")
+        .of
         .remove(&uuid);
     let survey = survey.expect("the driver answers");
     let administrators = survey.administrators.iter().map(|one| Administrators {
@@ -181,7 +224,10 @@ fn scan(node: &mut Node) -> Survey {
         is_from_start: false,
     });
     let administrators: Vec<Administrators> = administrators.collect();
-    let pool = Pool::new(&uuid, &survey.profiles, &administrators, &survey.held).expect("a pool");
+    let mut pool = Pool::new(&uuid, &survey.profiles, &administrators, &survey.held).expect("a pool");
+    if node.config.mig_dynamic == MigDynamic::Modes {
+        pool = pool.with_undivided(&uuid);
+    }
     // This release takes several instances.
     let driver_version = "570.86.10".to_owned();
     let with_instances = Gpu {
@@ -191,6 +237,7 @@ fn scan(node: &mut Node) -> Survey {
     let dynamic = DynamicGpu {
         gpu: with_instances,
         pool,
+        undivided_unavailable: None,
     };
     node.set_inventory(Ok(
         Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], BTreeMap::new())
@@ -200,15 +247,20 @@ fn scan(node: &mut Node) -> Survey {
 
 /// A plugin that has just started, on this machine.
 fn start(rig: &Rig, machine: &Machine) -> Node {
+    let mut node = open(rig);
+    node.make_instances_with(Arc::new(machine.clone()), machine.boot());
+    scan(&mut node);
+    node
+}
+
+/// A node with the capability nodes of the halves of GPU 0.
+fn open(rig: &Rig) -> Node {
     for (place, minor) in [("gi1", 21), ("gi1/ci0", 22), ("gi2", 31), ("gi2/ci0", 32)] {
         let of_kernel = rig.path(&format!("soft/proc/driver/nvidia/capabilities/gpu0/mig/{place}"));
         std::fs::create_dir_all(&of_kernel).expect("a folder");
         std::fs::write(of_kernel.join("access"), format!("DeviceFileMinor: {minor}\n")).expect("written");
     }
-    let mut node = rig.open();
-    node.make_instances_with(Arc::new(machine.clone()), machine.boot());
-    scan(&mut node);
-    node
+    rig.open()
 }
 
 /// Files of records.
@@ -239,7 +291,7 @@ fn a_claim_makes_its_instance_and_its_end_destroys_it_also_after_a_restart() {
         "as soon as its GPU is listed"
     );
     prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared before");
-    assert!(node.claims().in_use().iter().all(|one| one.is_made));
+    assert!(node.claims().in_use().iter().all(|one| one.is_dynamic));
     unprepare(&mut node, "u1").expect("unprepared");
     assert_eq!((machine.starts(), records(&rig), rig.leftovers().len()), (vec![], 0, 0));
 }
@@ -474,4 +526,213 @@ fn a_silent_driver_is_asked_once_in_a_turn() {
     machine.state().is_silent = false;
     scan(&mut node);
     assert_eq!(machine.starts(), [0; 0]);
+}
+
+pub(crate) const UNDIVIDED: &str = "gpu-3f8a1c20-undivided";
+
+/// A plugin that has just started where claims switch MIG modes.
+fn switching(rig: &Rig, machine: &Machine) -> Node {
+    let mut node = start_switching(rig, machine);
+    scan(&mut node);
+    node
+}
+
+/// A claim with this share of the undivided GPU.
+pub(crate) fn part(uid: &str, gib: u64) -> (ClaimId, ResourceClaim) {
+    part_of(UNDIVIDED, "n1/vgpu-mig-3f8a1c20", uid, gib)
+}
+
+fn part_of(device: &str, pool: &str, uid: &str, gib: u64) -> (ClaimId, ResourceClaim) {
+    let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": pool, "device": device, "shareID": uid,
+        "consumedCapacity": {"memory": format!("{gib}Gi"), "cores": "10", "shares": "1"}});
+    with_results(uid, vec![result])
+}
+
+fn refused(node: &mut Node, claim: (ClaimId, ResourceClaim)) -> String {
+    prepare(node, claim).expect_err("refused").to_string()
+}
+
+#[test]
+fn claims_have_the_whole_gpu_shares_of_it_and_its_instances_in_turn() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    machine.switch(false);
+    let mut node = switching(&rig, &machine);
+    let prepared = prepare(&mut node, part("u1", 80)).expect("the whole GPU");
+    assert_eq!(
+        (prepared[0].device.as_str(), prepared[0].pool.as_str()),
+        (UNDIVIDED, "n1/vgpu-mig-3f8a1c20")
+    );
+    let limits = std::fs::read_to_string(rig.path("run/claims/u1/u1/limits")).expect("limits");
+    assert!(limits.contains(&format!("gpu {}\n", gpu(0).uuid)), "{limits}");
+    assert!(node.claims().in_use().iter().all(|one| one.is_dynamic));
+    // Two claims for one GPU: the second one waits, and nothing is switched.
+    let said = refused(&mut node, of("u2", &[LAST_HALF]));
+    assert!(
+        said.contains("while claims hold the GPU as a whole or shares of it"),
+        "{said}"
+    );
+    assert!(!machine.is_on() && records(&rig) == 0);
+    unprepare(&mut node, "u1").expect("unprepared");
+    for uid in ["u1", "u2"] {
+        prepare(&mut node, part(uid, 30)).expect("a share");
+    }
+    let said = refused(&mut node, part("u3", 30));
+    assert!(said.contains(UNDIVIDED) && said.contains("memory"), "{said}");
+    for uid in ["u1", "u2"] {
+        unprepare(&mut node, uid).expect("unprepared");
+    }
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("an instance");
+    assert_eq!((machine.is_on(), machine.starts()), (true, vec![4]));
+    let said = refused(&mut node, part("u2", 10));
+    assert!(said.contains("claims u1 have 3g.40gb at memory slices 4..8"), "{said}");
+    prepare(&mut node, of("u2", &[FIRST_HALF])).expect("beside it");
+    for uid in ["u1", "u2"] {
+        assert!(machine.is_on());
+        unprepare(&mut node, uid).expect("unprepared");
+    }
+    assert_eq!((machine.is_on(), records(&rig), rig.leftovers().len()), (false, 0, 0));
+    prepare(&mut node, part("u3", 80)).expect("the whole GPU");
+}
+
+#[test]
+fn a_mode_that_cannot_be_switched_is_refused_with_the_reason_and_leaves_nothing() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    machine.switch(false);
+    let mut node = switching(&rig, &machine);
+    machine.state().users = 2;
+    let said = refused(&mut node, of("u1", &[LAST_HALF]));
+    assert!(
+        said.contains("while 2 processes use the GPU") && said.contains("fuser"),
+        "{said}"
+    );
+    machine.state().users = 0;
+    for (code, remedy) in [(Code::InUse, "DCGM"), (Code::ResetRequired, "nvidia-smi -r")] {
+        machine.state().refuses_mode = Some(code);
+        let said = refused(&mut node, of("u1", &[LAST_HALF]));
+        assert!(said.contains("switch MIG mode on") && said.contains(remedy), "{said}");
+        assert_eq!((machine.is_on(), records(&rig), rig.leftovers().len()), (false, 0, 0));
+    }
+    machine.state().refuses_mode = None;
+    // The mode is on, and the place is not to be had.
+    machine.state().refuses = Some(Code::InUse);
+    refused(&mut node, of("u1", &[LAST_HALF]));
+    assert_eq!((machine.is_on(), records(&rig)), (false, 0));
+    machine.state().refuses = None;
+    // A record that is damaged may be of a claim with the GPU.
+    prepare(&mut node, part("u1", 30)).expect("a share");
+    std::fs::write(rig.record("u1"), "{").expect("written");
+    std::fs::remove_dir_all(rig.path("run/claims/u1/u1")).expect("removed");
+    let said = refused(&mut node, of("u2", &[LAST_HALF]));
+    assert!(said.contains("or may hold them") && !machine.is_on(), "{said}");
+}
+
+#[test]
+fn an_instance_in_use_keeps_the_whole_gpu_from_claims_until_its_process_ends() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    machine.switch(false);
+    let mut node = switching(&rig, &machine);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("an instance");
+    machine.state().in_use = vec![2];
+    unprepare(&mut node, "u1").expect("the claim is unprepared");
+    let said = refused(&mut node, part("u2", 10));
+    assert!(said.contains("while a process uses it") && machine.is_on(), "{said}");
+    machine.state().in_use.clear();
+    prepare(&mut node, part("u2", 10)).expect("what was left is destroyed first");
+    assert_eq!((machine.is_on(), machine.starts(), records(&rig)), (false, vec![], 0));
+}
+
+#[test]
+fn a_reload_of_the_module_switches_the_mode_on_again_for_claims_with_instances_and_not_for_others() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    machine.switch(false);
+    let mut node = switching(&rig, &machine);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("an instance");
+    let reload = || {
+        machine.state().instances.clear();
+        machine.switch(false);
+    };
+    reload();
+    assert_eq!(scan(&mut node).problems, [""; 0]);
+    assert_eq!((machine.is_on(), machine.starts()), (true, vec![4]));
+    machine.state().users = 1;
+    reload();
+    let problems = scan(&mut node).problems;
+    assert!(problems[0].contains("while 1 processes use the GPU"), "{problems:?}");
+    assert!(refused(&mut node, part("u2", 10)).contains("claims u1 have"));
+    machine.state().users = 0;
+    scan(&mut node);
+    unprepare(&mut node, "u1").expect("unprepared");
+    prepare(&mut node, part("u2", 10)).expect("a share");
+    reload();
+    scan(&mut node);
+    assert!(!machine.is_on());
+}
+
+#[test]
+fn after_a_restart_and_after_a_change_of_the_value_claims_are_what_they_were() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    machine.switch(false);
+    let mut node = switching(&rig, &machine);
+    prepare(&mut node, part("u1", 30)).expect("a share");
+    drop(node);
+    let mut node = start_switching(&rig, &machine);
+    node.set_inventory(Err("the plugin has just started".into()));
+    let said = refused(&mut node, part("u1", 30));
+    assert!(
+        said.contains("not known yet") && said.contains("kubelet retries"),
+        "{said}"
+    );
+    scan(&mut node);
+    let before = machine.state().calls;
+    let prepared = prepare(&mut node, part("u1", 30)).expect("prepared before");
+    assert_eq!(
+        (prepared[0].pool.as_str(), machine.state().calls),
+        ("n1/vgpu-mig-3f8a1c20", before)
+    );
+    // Claims do not divide it any more: it is in the pool of GPUs, and the claim still has its share.
+    let mut node = rig.open();
+    prepare(&mut node, part("u1", 30)).expect("prepared before");
+    let ordinary = |uid: &str, gib| part_of("gpu-3f8a1c20", "n1/vgpu", uid, gib);
+    let said = refused(&mut node, ordinary("u2", 60));
+    assert!(said.contains("memory"), "{said}");
+    prepare(&mut node, ordinary("u2", 30)).expect("beside it");
+    unprepare(&mut node, "u1").expect("unprepared");
+    // And the way back.
+    let mut node = switching(&rig, &machine);
+    let prepared = prepare(&mut node, ordinary("u2", 30)).expect("prepared before");
+    assert_eq!(prepared[0].pool, "n1/vgpu");
+    assert!(refused(&mut node, of("u3", &[LAST_HALF])).contains("while claims hold the GPU"));
+    assert!(!machine.is_on());
+}
+
+/// A claim is allocated again: the whole GPU before, an instance now, and back.
+#[test]
+fn a_claim_that_was_allocated_the_other_form_has_it_alone() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    machine.switch(false);
+    let mut node = switching(&rig, &machine);
+    prepare(&mut node, part("u1", 80)).expect("the whole GPU");
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("an instance");
+    assert_eq!(machine.starts(), [4]);
+    prepare(&mut node, part("u1", 80)).expect("the whole GPU");
+    assert_eq!((machine.is_on(), machine.starts(), records(&rig)), (false, vec![], 0));
+    // A forged claim with both.
+    unprepare(&mut node, "u1").expect("unprepared");
+    let mut both = of("u1", &[LAST_HALF]);
+    let (_, other) = part("u1", 10);
+    let results = |claim: &mut ResourceClaim| {
+        let status = claim.status.as_mut().expect("a status");
+        let devices = status.allocation.as_mut().and_then(|of| of.devices.as_mut());
+        devices.and_then(|of| of.results.take()).expect("results")
+    };
+    let (mut first, mut second) = (results(&mut other.clone()), results(&mut both.1.clone()));
+    first.append(&mut second);
+    let devices = both
+        .1
+        .status
+        .as_mut()
+        .and_then(|of| of.allocation.as_mut()?.devices.as_mut());
+    devices.expect("devices").results = Some(first);
+    refused(&mut node, both);
+    assert_eq!((machine.is_on(), records(&rig)), (false, 0));
 }
