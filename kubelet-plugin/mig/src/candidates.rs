@@ -22,6 +22,8 @@
 //! - An administrator's instance of a profile that the driver does not list: it counts as having all engines, because
 //!   nothing says which it has.
 //! - A claim was allocated a placement that an administrator takes before Prepare: Prepare refuses it and names the holder.
+//! - An instance whose claims are gone and that a process still uses: it stays published, as do the places that it overlaps, and
+//!   no counter changes; [`Pool::is_left_over`] says which of them take no claims meanwhile.
 //! - A board with more slices than a counter set has room for is refused as a whole. A placement without slices is left out.
 
 use crate::driver::{Engines, Profile, overlap, slices};
@@ -49,6 +51,8 @@ pub struct Pool {
     pub counters: Vec<Counter>,
     /// In the order in which the allocator is to try them.
     pub candidates: Vec<Candidate>,
+    /// Places of instances whose claims are gone, and which are not destroyed yet.
+    pub leftovers: Vec<Placement>,
 }
 
 /// An instance that could be made.
@@ -151,7 +155,14 @@ impl Pool {
             counter_set: counter_set(gpu),
             counters,
             candidates: candidates(gpu, &offered),
+            leftovers: Vec::new(),
         })
+    }
+
+    /// Returns true if a candidate overlaps an instance whose claims are gone, or is that one.
+    #[must_use]
+    pub fn is_left_over(&self, candidate: &Candidate) -> bool {
+        self.leftovers.iter().any(|place| overlap(*place, candidate.placement))
     }
 
     /// Returns the candidate that a device's name stands for.

@@ -40,6 +40,8 @@ pub struct Slice {
     pub devices: Vec<Device>,
     /// Kubernetes takes them in slices without devices alone.
     pub counters: Vec<CounterSet>,
+    /// Nothing is known of the pool: what is published of it stays, with the taint of a driver that does not answer.
+    pub is_kept: bool,
 }
 
 /// Returns the slices: first those of the GPUs by index, which is the order in which the scheduler allocates them, then those of
@@ -74,6 +76,13 @@ pub fn slices(inventory: &Inventory, sharing: Sharing) -> Vec<Slice> {
 fn of_dynamic(inventory: &Inventory, dynamic: &DynamicGpu, sharing: Sharing) -> Vec<Slice> {
     let DynamicGpu { gpu, pool: offered } = dynamic;
     let pool = format!("{}-{}", pool::INSTANCES, candidates::short(&gpu.uuid));
+    if !dynamic.is_surveyed() {
+        let is_kept = true;
+        return vec![Slice {
+            is_kept,
+            ..Slice::new(&pool, Vec::new())
+        }];
+    }
     let counters = Slice {
         counters: vec![CounterSet {
             name: offered.counter_set.clone(),
@@ -89,7 +98,7 @@ fn of_dynamic(inventory: &Inventory, dynamic: &DynamicGpu, sharing: Sharing) -> 
         };
         Device {
             consumes_counters: Some(vec![consumption]),
-            taints: taints(inventory, &gpu.uuid),
+            taints: taints_of(inventory, dynamic, candidate),
             ..held(&candidate.name, &dynamic.instance(candidate), sharing)
         }
     };
@@ -120,6 +129,21 @@ fn taints(inventory: &Inventory, uuid: &str) -> Option<Vec<DeviceTaint>> {
     (!taints.is_empty()).then_some(taints)
 }
 
+/// The taints of an instance that claims could make.
+fn taints_of(
+    inventory: &Inventory,
+    dynamic: &DynamicGpu,
+    candidate: &candidates::Candidate,
+) -> Option<Vec<DeviceTaint>> {
+    let of_gpu = taints(inventory, &dynamic.gpu.uuid);
+    if !dynamic.pool.is_left_over(candidate) || inventory.unavailable(&dynamic.gpu.uuid).is_some() {
+        return of_gpu;
+    }
+    let mut taints = of_gpu.unwrap_or_default();
+    taints.push(taint(Unavailable::Overlap(String::new()).name(), None, "NoSchedule"));
+    Some(taints)
+}
+
 // === impl Slice ===
 
 impl Slice {
@@ -129,6 +153,7 @@ impl Slice {
             pool: pool.to_owned(),
             devices,
             counters: Vec::new(),
+            is_kept: false,
         }
     }
 }

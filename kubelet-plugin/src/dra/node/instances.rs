@@ -14,22 +14,33 @@
 //! - A claim whose record is damaged or lost counts as prepared: its instance stays.
 //! - Prepare fails after the instance was made: it is destroyed, or by the next survey.
 //! - Unprepare, and the instance is in use or the driver does not answer: the claim is unprepared, the reason is logged and in the
-//!   VgpuNode, and each survey tries again.
+//!   VgpuNode, and each survey tries again. While the driver is known to be silent it is not asked.
+//! - Prepare, and the driver does not answer: a new claim is refused with the reason. One that is prepared already, as when kubelet
+//!   has restarted, gets its former answer.
 //! - The claim was allocated again elsewhere: what it had is unprepared first, if no container has it.
-//! - The driver does not answer: the survey fails, and what the last one found holds.
+//! - The driver does not answer: the survey fails, and what the last one found holds (`publish/gpus/dynamic.rs`).
 
-use super::maker::{InstancesInUse, Maker, Survey};
+use super::maker::{InstancesInUse, Maker, SilentGpus, Survey};
 use super::prepare::check_driver_limits;
 use super::{Error, Node};
 use crate::dra::claim;
 use crate::dra::share::ClaimId;
-use crate::publish::inventory::Gpu;
+use crate::publish::inventory::{Gpu, Inventory, Unavailable};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vgpu_api::gpu_of_candidate;
+use vgpu_mig::candidates::{self, Held};
 use vgpu_mig::{Asked, Known, MigDriver};
 use vgpu_node::lock_file::Locked;
+
+/// Why nothing is known of the instances of a GPU now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoSurvey {
+    pub why: String,
+    /// The places of instances that claims made, by their records.
+    pub held: Vec<Held>,
+}
 
 // === impl Node ===
 
@@ -43,7 +54,11 @@ impl Node {
     ///
     /// # Errors
     /// The claims' records cannot be read, so that nothing is known to be unfinished.
-    pub fn survey(&mut self, _locked: &Locked, gpus: &[String]) -> Result<BTreeMap<String, Survey>, Error> {
+    pub fn survey(
+        &mut self,
+        _locked: &Locked,
+        gpus: &[String],
+    ) -> Result<BTreeMap<String, Result<Survey, NoSurvey>>, Error> {
         let lost = self.read_records()?.lost;
         let claims = &self.checkpoint.claims;
         let is_prepared = |uid: &str| claims.contains_key(uid) || lost.contains_key(uid);
@@ -55,16 +70,22 @@ impl Node {
             // No mode is switched.
             is_gpu_held: &|_| true,
         };
+        // What an older list said does not matter any more.
+        maker.note_listed(gpus);
         let problems = maker.recover(known).map_err(vgpu_mig::Error::from)?;
         let mut surveys = BTreeMap::new();
         for gpu in gpus {
-            match maker.survey(gpu) {
-                Ok(survey) => drop(surveys.insert(gpu.clone(), survey)),
-                Err(error) => tracing::warn!("instances of a GPU are published as before: {error}"),
-            }
-        }
-        for survey in surveys.values_mut() {
-            survey.problems.clone_from(&problems);
+            let survey = match maker.survey(gpu) {
+                Ok(survey) => Ok(Survey {
+                    problems: problems.clone(),
+                    ..survey
+                }),
+                Err(error) => Err(NoSurvey {
+                    why: reason(&error),
+                    held: maker.held(gpu)?,
+                }),
+            };
+            surveys.insert(gpu.clone(), survey);
         }
         self.note_made();
         Ok(surveys)
@@ -72,6 +93,7 @@ impl Node {
 
     /// Makes the instances of a claim's results, as far as they name candidates.
     pub(super) fn make_instances(&mut self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
+        self.check_available(id, claim)?;
         self.check_candidates(claim)?;
         self.note_instances_in_use();
         let (Some(maker), Ok(inventory)) = (&self.maker, &mut self.scanned.inventory) else {
@@ -81,11 +103,6 @@ impl Node {
             let Some((dynamic, candidate)) = inventory.candidate(device) else {
                 continue;
             };
-            let is_known = self.checkpoint.claims.contains_key(&id.uid);
-            if let Some(why) = inventory.unavailable(&dynamic.gpu.uuid).filter(|_| !is_known) {
-                let (device, why) = (device.to_owned(), why.text(&dynamic.gpu.uuid));
-                return Err(Error::Unavailable { device, why });
-            }
             let asked = Asked {
                 claim: &id.uid,
                 gpu: &dynamic.gpu.uuid,
@@ -93,10 +110,36 @@ impl Node {
                 profile_name: &candidate.profile.name,
                 placement: candidate.placement,
             };
-            let made = maker.prepare(&asked)?;
+            let made = match maker.prepare(&asked) {
+                // The inventory has the instance of a claim that is prepared already (`note_made`).
+                Err(error) if error.silence().is_some() && self.checkpoint.gpu_by_device(&id.uid, device).is_some() => {
+                    continue;
+                }
+                made => made?,
+            };
             let made = dynamic.made(candidate, &made);
             let made = made.ok_or_else(|| Error::NoInstanceUuid(device.to_owned()))?;
             inventory.add_made(device, made);
+        }
+        Ok(())
+    }
+
+    /// Refuses a new claim of a GPU that takes none now. One that is prepared already stays so.
+    fn check_available(&self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
+        let Some(inventory) = self.inventory() else {
+            return Ok(());
+        };
+        if self.checkpoint.claims.contains_key(&id.uid) {
+            return Ok(());
+        }
+        for device in claim::devices(claim, &self.config.pools()) {
+            let Some(gpu) = dynamic_gpu(inventory, device) else {
+                continue;
+            };
+            if let Some(why) = inventory.unavailable(&gpu.uuid) {
+                let (device, why) = (device.to_owned(), why.text(&gpu.uuid));
+                return Err(Error::Unavailable { device, why });
+            }
         }
         Ok(())
     }
@@ -152,8 +195,19 @@ impl Node {
     /// Begins a turn, after the claims' records were read.
     pub(super) fn begin_instances(&self) {
         if let Some(maker) = &self.maker {
-            maker.begin(self.instances_in_use());
+            maker.begin(self.instances_in_use(), self.silent_gpus());
         }
+    }
+
+    fn silent_gpus(&self) -> SilentGpus {
+        let inventory = self.inventory();
+        let all = inventory.iter().flat_map(|inventory| inventory.dynamic());
+        let why = |uuid: &str| match inventory?.unavailable(uuid)? {
+            Unavailable::Silent(why) => Some(why.clone()),
+            _ => None,
+        };
+        let silent = all.filter_map(|dynamic| Some((dynamic.gpu.uuid.clone(), why(&dynamic.gpu.uuid)?)));
+        silent.collect()
     }
 
     /// Unprepares what a claim had before it was allocated again, if instances that claims make are among that or the new devices.
@@ -198,4 +252,18 @@ impl Node {
             }
         }
     }
+}
+
+/// The GPU on which a claim could make the instance for which a device stands.
+fn dynamic_gpu<'a>(inventory: &'a Inventory, device: &str) -> Option<&'a Gpu> {
+    let digits = gpu_of_candidate(device)?;
+    let mut all = inventory.dynamic().iter().map(|dynamic| &dynamic.gpu);
+    all.find(|gpu| candidates::short(&gpu.uuid) == digits)
+}
+
+/// Returns why there is no survey: the driver's own words if it is silent.
+fn reason(error: &vgpu_mig::Error) -> String {
+    let silence = error.silence().map(|silence| silence.reason.clone());
+    let said = silence.filter(|reason| !reason.is_empty());
+    said.unwrap_or_else(|| error.to_string())
 }

@@ -47,6 +47,7 @@ use crate::publish::inventory::Inventory;
 use crate::publish::slice::Sharing;
 use failures::Failures;
 pub use failures::NotStarted;
+pub use instances::NoSurvey;
 pub use ledgers::LedgerReading;
 use maker::Maker;
 pub use maker::Survey;
