@@ -177,6 +177,8 @@ pub struct Config {
     pub lock: PathBuf,
     /// Locked by the instance that publishes.
     pub publisher_lock: PathBuf,
+    /// Locked during a call of NVML for an instance.
+    pub calls_lock: PathBuf,
     pub allocator: Allocator,
     pub allocator_mark: PathBuf,
     /// Where the sockets of all instances are.
@@ -296,6 +298,7 @@ impl Flags {
             boot_id: self.boot_id_file,
             lock: plugin_dir.join("lock"),
             publisher_lock: plugin_dir.join("publisher"),
+            calls_lock: plugin_dir.join("calls"),
             allocator: self.allocator,
             allocator_mark: plugin_dir.join("allocator"),
             sockets,

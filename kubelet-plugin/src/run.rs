@@ -77,7 +77,8 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
 
 async fn serve(config: Config) -> anyhow::Result<()> {
     let processes = Processes::of_node(Some(&config.pod_uid));
-    let nvml = Nvml::new(Path::new("/proc/self/exe"), &config.driver_root, &config.memory_sizes);
+    let (program, sizes) = (Path::new("/proc/self/exe"), &config.memory_sizes);
+    let nvml = Nvml::with_instances(program, &config.driver_root, sizes, &config.calls_lock);
     let (mut node, _instance) = recover(&config, &processes).await?;
     let boot = boot(&config.boot_id)?;
     if config.mig_dynamic != MigDynamic::Off {

@@ -60,7 +60,11 @@ pub mod advice {
             "recovery" => format!("the driver asks for the action {value}"),
             "lost" => "the driver does not list it any more".to_owned(),
             "mig" => "it is in MIG mode".to_owned(),
-            "overlap" => "claims have instances of it, or its GPU as a whole".to_owned(),
+            "overlap" => {
+                "claims have instances of it, or its GPU as a whole, or a process of an ended claim still has an instance in its \
+                 place"
+                    .to_owned()
+            }
             "replaced" => "it was destroyed, and another instance is in its place".to_owned(),
             "silent" => "the driver does not answer, or is not asked".to_owned(),
             _ => return None,

@@ -24,6 +24,8 @@
 //! - An administrator's instance of a profile that the driver does not list: it counts as having all engines, because
 //!   nothing says which it has.
 //! - A claim was allocated a placement that an administrator takes before Prepare: Prepare refuses it and names the holder.
+//! - An instance whose claims are gone and that a process still uses: it stays published, as do the places that it overlaps, and
+//!   no counter changes; [`Pool::is_left_over`] says which of them take no claims meanwhile.
 //! - A board with more slices than a counter set has room for is refused as a whole. A placement without slices is left out.
 
 use crate::driver::{Engines, Profile, overlap, slices};
@@ -53,6 +55,8 @@ pub struct Pool {
     pub counters: Vec<Counter>,
     /// In the order in which the allocator is to try them.
     pub candidates: Vec<Candidate>,
+    /// Places of instances whose claims are gone, and which are not destroyed yet.
+    pub leftovers: Vec<Placement>,
     /// None: claims do not switch the GPU's mode, or its size is not known.
     pub undivided: Option<Undivided>,
 }
@@ -166,6 +170,7 @@ impl Pool {
             counters,
             candidates: candidates(gpu, &offered),
             undivided: None,
+            leftovers: Vec::new(),
         })
     }
 
@@ -185,6 +190,12 @@ impl Pool {
             consumes: all.filter(|counter| counter.value > 0).collect(),
         });
         self
+    }
+
+    /// Returns true if a candidate overlaps an instance whose claims are gone, or is that one.
+    #[must_use]
+    pub fn is_left_over(&self, candidate: &Candidate) -> bool {
+        self.leftovers.iter().any(|place| overlap(*place, candidate.placement))
     }
 
     /// Returns the candidate that a device's name stands for.

@@ -7,11 +7,12 @@
 //! - The driver refuses: [`Refused`] has NVML's code. Nothing was done.
 //! - No answer came ([`Code::NoAnswer`]: the child died or hung): the call may have been carried out or not. It must not be
 //!   carried out later, when a list has shown that it was not: after a silence, who implements [`MigDriver`] over a child makes
-//!   no call before that child has ended, and answers NoAnswer until then.
+//!   no call before that one has ended or its child has, also if another process began it, and answers NoAnswer until then.
 //! - Handles are never kept: they die when an instance is destroyed, and the driver uses their values again. An instance is
 //!   named by its id, which the driver derives from the place, so it is no proof of who made it.
 
 use serde::{Deserialize, Serialize};
+use std::time::Instant;
 use vgpu_node::gpus::Placement;
 
 /// The driver: NVML in this process, the plugin's child, or a test's.
@@ -21,6 +22,15 @@ pub trait MigDriver {
     /// # Errors
     /// The driver refuses, or does not answer.
     fn call(&self, gpu: &str, call: &Call) -> Result<Answer, Refused>;
+
+    /// Makes a call to which an answer is wanted by `deadline`. After that there is none, and the call may still be carried out. A
+    /// driver that never keeps its caller waiting needs no method of its own.
+    ///
+    /// # Errors
+    /// See [`call`](Self::call).
+    fn call_by(&self, gpu: &str, call: &Call, _deadline: Instant) -> Result<Answer, Refused> {
+        self.call(gpu, call)
+    }
 
     /// # Errors
     /// See [`call`](Self::call).
@@ -138,6 +148,10 @@ pub trait MigDriver {
 impl<D: MigDriver + ?Sized> MigDriver for std::sync::Arc<D> {
     fn call(&self, gpu: &str, call: &Call) -> Result<Answer, Refused> {
         (**self).call(gpu, call)
+    }
+
+    fn call_by(&self, gpu: &str, call: &Call, deadline: Instant) -> Result<Answer, Refused> {
+        (**self).call_by(gpu, call, deadline)
     }
 }
 

@@ -90,6 +90,20 @@ pub enum Error {
     Damaged { file: String, damage: Damage },
 }
 
+// === impl Error ===
+
+impl Error {
+    /// Returns the driver's silence, if that is the reason.
+    #[must_use]
+    pub fn silence(&self) -> Option<&Refused> {
+        match self {
+            Self::Refused { source, .. } => (source.code == Code::NoAnswer).then_some(source),
+            Self::Vanished { why, .. } => why.silence(),
+            _ => None,
+        }
+    }
+}
+
 fn on_or_off(is_on: bool) -> &'static str {
     match is_on {
         true => "on",

@@ -1,4 +1,4 @@
-//! For tests: a driver and a store that can be killed between any two steps, refuse, and lose answers.
+//! For tests: a driver and a store that can be killed between any two steps, refuse, lose answers, and carry a call out later.
 
 use crate::driver::{Answer, Call, Code, ComputeInstance, GpuInstance, MigDriver, Mode, Profile, Refused, overlap};
 use crate::instances::{Instances, Settings};
@@ -24,6 +24,12 @@ pub(crate) struct State {
     pub(crate) lives_for: Option<usize>,
     /// Calls until an answer is lost.
     pub(crate) loses_answer_in: Option<usize>,
+    /// Calls until one is given up.
+    pub(crate) gives_up_in: Option<usize>,
+    /// The plugin is killed then.
+    pub(crate) is_killed_then: bool,
+    /// The call that was given up. A process with NVML still carries it out, and until then no other one is made.
+    pub(crate) pending: Option<(String, Call)>,
     /// The next call of this kind is refused.
     pub(crate) refuses: Option<Refusal>,
     /// Writes until the disk is full.
@@ -101,6 +107,10 @@ impl MigDriver for Machine {
     fn call(&self, gpu: &str, call: &Call) -> Result<Answer, Refused> {
         self.step();
         let answer = self.state().take(gpu, call);
+        let is_killed = self.state().pending.is_some() && self.state().is_killed_then;
+        if is_killed {
+            resume_unwind(Box::new(Killed));
+        }
         self.step();
         answer
     }
@@ -134,6 +144,14 @@ impl Store for Machine {
 
 impl State {
     fn take(&mut self, uuid: &str, call: &Call) -> Result<Answer, Refused> {
+        if self.pending.is_none() && self.gives_up_in == Some(0) {
+            self.gives_up_in = None;
+            self.pending = Some((uuid.to_owned(), call.clone()));
+        }
+        if self.pending.is_some() {
+            return Err(refused(call, Code::NoAnswer));
+        }
+        self.gives_up_in = self.gives_up_in.and_then(|left| left.checked_sub(1));
         self.calls.push(call.clone());
         if self.refuses.is_some_and(|(is_it, _)| is_it(call)) {
             let code = self.refuses.take().map(|(_, code)| code);
@@ -149,6 +167,14 @@ impl State {
         }
     }
 
+    /// The process with NVML carries out the call that was given up.
+    pub(crate) fn end_pending(&mut self) {
+        if let Some((uuid, call)) = self.pending.take() {
+            // Nobody hears of it.
+            let _ = self.gpu(&uuid).answer(&call);
+        }
+    }
+
     fn takes_no_write(&mut self) -> bool {
         let is_full = self.writes_left == Some(0);
         self.writes_left = self.writes_left.map(|left| left.saturating_sub(1));
@@ -157,6 +183,10 @@ impl State {
 
     pub(crate) fn gpu(&mut self, uuid: &str) -> &mut Gpu {
         self.gpus.get_mut(uuid).expect("a GPU")
+    }
+
+    pub(crate) fn instances(&self) -> Vec<Instance> {
+        self.gpus.values().flat_map(|gpu| gpu.instances.clone()).collect()
     }
 
     pub(crate) fn boot_name(&self) -> String {

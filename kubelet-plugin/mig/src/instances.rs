@@ -17,7 +17,8 @@
 //! Failure modes:
 //! - The plugin is killed between two steps: the record is there before the instance and until after its end. `recover`
 //!   completes what a claim still uses, and destroys the rest.
-//! - The driver gives no answer: as if killed. A list that comes later shows the outcome ([`crate::driver`] says why).
+//! - The driver gives no answer: as if killed. A list that comes later shows the outcome ([`crate::driver`] says why). While a
+//!   call of a killed plugin may still be carried out, no list is answered, so a record stays as it is.
 //! - A reboot: records of another boot name nothing that is there. Those of claims that are still prepared are made again.
 //! - The module was reloaded or the GPU reset, or somebody destroyed a claim's instance: it is made again for its claims if
 //!   its place is free, else [`Error::Vanished`] is reported until they are unprepared. From then on, an instance in its place

@@ -542,6 +542,27 @@ fn without_a_list_nothing_is_said_to_be_gone() {
     assert_eq!(plugin.recover(known(&[])).expect("listed").destroyed.len(), 1);
 }
 
+/// The plugin's child still makes the instance, while the plugin has given up or another one has started.
+#[test]
+fn a_create_that_was_given_up_is_decided_by_a_list_that_comes_after_it() {
+    let machine = machine();
+    // After the list and the mode.
+    machine.state().gives_up_in = Some(2);
+    let error = machine.plugin(false).prepare(&HALF, false).expect_err("given up");
+    assert!(error.silence().is_some(), "{error}");
+    let pending = machine.state().pending.clone();
+    assert!(matches!(pending, Some((_, Call::Create { .. }))), "{pending:?}");
+    let plugin = machine.plugin(false);
+    let report = plugin.recover(known(&[])).expect("listed");
+    assert!(report.destroyed.is_empty() && report.problems.iter().all(|problem| problem.silence().is_some()));
+    assert_eq!(machine.state().files.len(), 1, "the record stays");
+    assert!(plugin.administrators(GPU).is_err());
+    machine.state().end_pending();
+    assert_eq!(ours(&machine).len(), 1);
+    assert_eq!(plugin.recover(known(&[])).expect("listed").destroyed.len(), 1);
+    assert!(ours(&machine).is_empty() && machine.state().files.is_empty());
+}
+
 #[test]
 fn a_mode_that_somebody_switched_off_is_named() {
     let machine = machine();

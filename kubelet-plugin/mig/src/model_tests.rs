@@ -1,5 +1,5 @@
-//! Any sequence of claims, kills between any two steps, lost answers, reboots, reloads of the module, and an administrator
-//! beside: the instances are those of the prepared claims and the administrator's own.
+//! Any sequence of claims, kills between any two steps, lost answers, calls that a process with NVML carries out only after the
+//! plugin has given them up or was killed, reboots, reloads of the module, and an administrator beside: the instances are those of the prepared claims and the administrator's own.
 //!
 //! The fake driver panics if an administrator's instance is destroyed or changed, and refuses overlapping places.
 //!
@@ -75,6 +75,11 @@ enum Ends {
     Killed(usize),
     /// The answer of this call is lost.
     Unanswered(usize),
+    /// This call is given up, and carried out later. Before that, no call is answered.
+    GivenUp {
+        call: usize,
+        is_killed: bool,
+    },
     /// The disk is full after this many writes.
     DiskFull(usize),
 }
@@ -86,6 +91,7 @@ fn steps() -> impl Strategy<Value = Step> {
             3 => Just(Ends::Well),
             3 => (0..30_usize).prop_map(Ends::Killed),
             1 => (0..10_usize).prop_map(Ends::Unanswered),
+            2 => (0..10_usize, any::<bool>()).prop_map(|(call, is_killed)| Ends::GivenUp { call, is_killed }),
             1 => (0..4_usize).prop_map(Ends::DiskFull),
         ]
     };
@@ -143,15 +149,21 @@ impl Scene {
             Ends::Well => {}
             Ends::Killed(steps) => self.machine.state().lives_for = Some(steps),
             Ends::Unanswered(calls) => self.machine.state().loses_answer_in = Some(calls),
+            Ends::GivenUp { call, is_killed } => {
+                let mut state = self.machine.state();
+                (state.gives_up_in, state.is_killed_then) = (Some(call), is_killed);
+            }
             Ends::DiskFull(writes) => {
                 self.machine.state().writes_left = Some(writes);
                 self.may_have_forgotten |= writes > 0;
             }
         }
-        self.is_down |= matches!(ends, Ends::Unanswered(_) | Ends::DiskFull(_));
+        self.is_down |= matches!(ends, Ends::Unanswered(_) | Ends::GivenUp { .. } | Ends::DiskFull(_));
         let result = catch_unwind(AssertUnwindSafe(|| call(&plugin)));
         self.machine.state().lives_for = None;
         self.machine.state().loses_answer_in = None;
+        self.machine.state().gives_up_in = None;
+        self.machine.state().is_killed_then = false;
         self.machine.state().writes_left = None;
         match result {
             Ok(answer) => Some(answer),
@@ -171,19 +183,30 @@ impl Scene {
             is_gpu_held: &|gpu| held.contains(&gpu),
         };
         let done = self.call(ends, |plugin| plugin.recover(known).expect("listed"));
-        if done.is_some() && matches!(ends, Ends::Well) {
+        let is_pending = self.machine.state().pending.is_some();
+        if done.is_some() && matches!(ends, Ends::Well) && !is_pending {
             self.is_down = false;
             self.check();
         }
     }
 
     fn start(&mut self) {
+        if self.machine.state().pending.is_some() {
+            // Nothing is decided before it has ended.
+            let before = self.machine.state().instances();
+            self.turn(Ends::Well);
+            assert_eq!(self.machine.state().instances(), before);
+            self.machine.state().end_pending();
+        }
         if self.is_down {
             self.turn(Ends::Well);
         }
     }
 
     fn take(&mut self, step: &Step) {
+        if !matches!(step, Step::Prepare { .. } | Step::Unprepare { .. } | Step::Turn { .. }) {
+            self.machine.state().end_pending();
+        }
         match step {
             Step::Prepare { claim, at, ends } => self.prepare(*claim, at.wanted(), *ends),
             Step::PrepareWhole { claim, gpu, ends } => self.prepare_whole(*claim, *gpu, *ends),
@@ -407,6 +430,7 @@ impl Scene {
     }
 
     fn end(mut self) {
+        self.start();
         self.turn(Ends::Well);
         for gpu in self.machine.state().gpus.values_mut() {
             for instance in &mut gpu.instances {

@@ -146,6 +146,13 @@ impl Checkpoint {
         all
     }
 
+    /// Returns the GPU or instance that a claim has by the name of its device, as it was published.
+    #[must_use]
+    pub fn gpu_by_device(&self, uid: &str, device: &str) -> Option<&Gpu> {
+        let mut shares = self.claims.get(uid)?.all();
+        self.gpus.get(&shares.find(|share| share.device == device)?.gpu)
+    }
+
     /// Returns what shares hold of a GPU. Monitors hold nothing.
     #[must_use]
     pub fn held_on(&self, gpu: &Gpu) -> HeldOnGpu {

@@ -48,14 +48,11 @@ impl Local {
         }
     }
 
-    /// Makes a call for the instances of a GPU.
+    /// Makes a call for the instances of a GPU. Loads nothing: that may take a minute, and a claim waits.
     pub(super) fn mig(&self, gpu: &str, call: &Call) -> MigAnswer {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let nvml = match state.nvml.take() {
-            Some(nvml) => Ok(nvml),
-            None => library::start(&self.driver_root),
-        };
-        let nvml = nvml.map_err(|error| Refused::new("nvmlInit", Code::NoAnswer, &error.to_string()))?;
+        let not_loaded = || Refused::new("nvmlInit", Code::NoAnswer, "the next sample loads the driver");
+        let nvml = state.nvml.take().ok_or_else(not_loaded)?;
         let answer = vgpu_mig::nvml::Local(&nvml).call(gpu, call);
         state.nvml = Some(nvml);
         answer

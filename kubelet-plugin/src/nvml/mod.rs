@@ -13,15 +13,20 @@
 //! To ask for something new, add a field to [`GpuSample`], and fill it in `local.rs`. Calls for instances are `vgpu_mig`'s.
 //!
 //! How it fails:
-//! - The child dies, or answers nonsense: the question fails, and the next one starts another child. A call for an instance may
-//!   have been carried out then, and is never sent twice. None is sent while a killed child has not ended.
+//! - The child dies, or answers nonsense: the question fails, and the next sample starts another child. A call for an instance may
+//!   have been carried out then, and is never sent twice. None is sent while a child may still carry one out, this plugin's or
+//!   another one's (`call_lock`).
 //! - It hangs: it is killed after [`ANSWERS_WITHIN`], or [`STARTS_WITHIN`] if it has not answered yet (a driver without
 //!   persistence mode loads for long). A child that hangs in the kernel cannot be killed. Nobody waits for it; while there
 //!   are [`UNENDED`] such children, nothing is asked.
+//! - A call for an instance, which a claim's turn waits for, ends by the time that the turn gives it. It is refused at once while
+//!   no child has answered a sample, and while an answer to a former call is missing: so no turn waits for a driver that loads
+//!   or hangs.
 //! - This process ends in any way: the child sees the end of its socket and kills itself, also while NVML hangs.
 //! - The driver is to be unloaded: [`Nvml::pause`] kills the child, also in the middle of a question, and none is started
 //!   until [`Nvml::resume`].
 
+mod call_lock;
 mod child;
 mod faults;
 mod library;

@@ -16,6 +16,8 @@
 //! the taint of a driver that does not answer: without it, pods would be scheduled to a node that refuses to prepare their
 //! claims. kubelet may have deleted the slices; then nothing is published.
 //!
+//! While nothing is known of the instances that a GPU's claims could make, the same holds for the pool of that GPU alone.
+//!
 //! An API server without consumable capacity drops the fields that make a GPU shareable, and the scheduler would then
 //! allocate it whole. A dry run detects this before anything is stored. Such a server gets the monitor devices only,
 //! until the next dry run. A server that refuses taints with the effect None gets no such taints. What it does with the
@@ -132,13 +134,11 @@ impl Publisher {
         if !self.synced {
             return None;
         }
+        let existing = || self.existing.values().cloned().collect::<Vec<_>>();
         match wanted {
             Wanted::Unknown => None,
-            Wanted::NoDriver | Wanted::Silent => {
-                let existing: Vec<_> = self.existing.values().cloned().collect();
-                plan::used_slices(owner, &existing).map(silenced)
-            }
-            Wanted::Slices(slices) => Some(slices.clone()),
+            Wanted::NoDriver | Wanted::Silent => plan::used_slices(owner, &existing()).map(silenced),
+            Wanted::Slices(slices) => Some(plan::with_kept(owner, slices, &existing())),
         }
     }
 

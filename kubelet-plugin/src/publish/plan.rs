@@ -5,7 +5,7 @@
 //! on all slices, and the scheduler ignores the pool until the last one is written. GPUs, instances, monitors and each GPU's
 //! instances that claims make are pools with generations of their own.
 
-use crate::publish::slice::Slice;
+use crate::publish::slice::{Slice, silenced};
 use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use std::collections::{BTreeMap, BTreeSet};
@@ -162,19 +162,28 @@ pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device>
 /// The content of the slices that the scheduler uses. None: there is no slice, or one of a pool is missing.
 #[must_use]
 pub fn used_slices(owner: &Owner, existing: &[ResourceSlice]) -> Option<Vec<Slice>> {
-    let mut used = Vec::new();
-    for pool in owner.pools_of(existing) {
-        let current = current(&pool, existing);
-        let count = current.len() as i64;
-        if current
-            .iter()
-            .any(|slice| slice.spec.pool.resource_slice_count != count)
-        {
-            return None;
-        }
-        used.extend(current.into_iter().filter_map(|slice| owner.read(slice)));
-    }
+    let pools = owner.pools_of(existing).into_iter();
+    let used = pools.map(|pool| used_slices_of(owner, &pool, existing));
+    let used = used.collect::<Option<Vec<_>>>()?.concat();
     (!used.is_empty()).then_some(used)
+}
+
+/// The content of the slices of a pool. None: one of them is missing, so the scheduler uses none.
+fn used_slices_of(owner: &Owner, pool: &str, existing: &[ResourceSlice]) -> Option<Vec<Slice>> {
+    let current = current(pool, existing);
+    let is_whole = |slice: &&ResourceSlice| slice.spec.pool.resource_slice_count == current.len() as i64;
+    let used = current.iter().filter_map(|slice| owner.read(slice));
+    current.iter().all(is_whole).then(|| used.collect())
+}
+
+/// The same slices, with those that are used of each pool that is kept in its place.
+#[must_use]
+pub fn with_kept(owner: &Owner, wanted: &[Slice], existing: &[ResourceSlice]) -> Vec<Slice> {
+    let slices = wanted.iter().flat_map(|slice| match slice.is_kept {
+        true => silenced(used_slices_of(owner, &owner.pool(slice), existing).unwrap_or_default()),
+        false => vec![slice.clone()],
+    });
+    slices.collect()
 }
 
 /// The slices of the pool's newest generation.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::publish::inventory::Inventory;
 use crate::publish::inventory::dynamic::tests::divided;
 use crate::publish::inventory::tests::gpu;
+use crate::publish::inventory::{DynamicGpu, Inventory};
 use crate::publish::slice::tests::WHOLE;
 use crate::publish::slice::{Slice, slices};
 
@@ -184,6 +184,38 @@ fn a_pool_with_counters_is_planned_as_the_others_and_read_back_while_the_driver_
     settles(&wanted, &without);
     // The feature is switched off: the pool goes.
     settles(&wanted[..2], &existing);
+}
+
+#[test]
+fn a_pool_of_which_nothing_is_known_stays_with_a_taint_and_no_other_one_has_it() {
+    let with = |dynamic| {
+        slices(
+            &Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], BTreeMap::new()),
+            WHOLE,
+        )
+    };
+    let before = settles(&with(divided(&[], &[])), &[]);
+    let unsurveyed = with(DynamicGpu {
+        gpu: gpu(0),
+        ..DynamicGpu::default()
+    });
+    let wanted = |existing: &[ResourceSlice]| with_kept(&owner(), &unsurveyed, existing);
+    let after = settles(&wanted(&before), &before);
+    let all_counters = |slices: &[ResourceSlice]| slices.iter().flat_map(counters).cloned().collect::<Vec<_>>();
+    assert_eq!(all_counters(&after), all_counters(&before));
+    let (mut silent, mut others) = (0, 0);
+    for device in after.iter().flat_map(devices) {
+        let keys: Vec<&str> = device.taints.iter().flatten().map(|taint| taint.key.as_str()).collect();
+        match device.consumes_counters.is_some() {
+            true => assert_eq!(keys, ["dra.vgpu/silent"]),
+            false => assert_eq!(keys, [""; 0]),
+        }
+        *(if keys.is_empty() { &mut others } else { &mut silent }) += 1;
+    }
+    assert_eq!((silent, others), (25, 2));
+    assert!(plan(&owner(), &wanted(&after), &after, &Stored::new()).is_empty());
+    assert_eq!(wanted(&[]).len(), 2, "kubelet has deleted the slices");
+    settles(&with(divided(&[], &[])), &after);
 }
 
 proptest::proptest! {

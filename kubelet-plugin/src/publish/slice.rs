@@ -40,6 +40,8 @@ pub struct Slice {
     pub devices: Vec<Device>,
     /// Kubernetes takes them in slices without devices alone.
     pub counters: Vec<CounterSet>,
+    /// Nothing is known of the pool: what is published of it stays, with the taint of a driver that does not answer.
+    pub is_kept: bool,
 }
 
 /// Returns the slices: first those of the GPUs by index, which is the order in which the scheduler allocates them, then those of
@@ -78,6 +80,13 @@ pub fn slices(inventory: &Inventory, sharing: Sharing) -> Vec<Slice> {
 fn of_dynamic(inventory: &Inventory, dynamic: &DynamicGpu, sharing: Sharing) -> Vec<Slice> {
     let DynamicGpu { gpu, pool: offered, .. } = dynamic;
     let pool = format!("{}-{}", pool::INSTANCES, candidates::short(&gpu.uuid));
+    if !dynamic.is_surveyed() {
+        let is_kept = true;
+        return vec![Slice {
+            is_kept,
+            ..Slice::new(&pool, Vec::new())
+        }];
+    }
     let counters = Slice {
         counters: vec![CounterSet {
             name: offered.counter_set.clone(),
@@ -92,12 +101,12 @@ fn of_dynamic(inventory: &Inventory, dynamic: &DynamicGpu, sharing: Sharing) -> 
     };
     let candidates = offered.candidates.iter().map(|candidate| Device {
         consumes_counters: Some(vec![consuming(&candidate.consumes)]),
-        taints: tainted(inventory, inventory.unavailable_parts(&gpu.uuid), &gpu.uuid),
+        taints: taints_of(inventory, dynamic, candidate),
         ..held(&candidate.name, &dynamic.instance(candidate), sharing)
     });
     let undivided = offered.undivided.iter().map(|undivided| Device {
         consumes_counters: Some(vec![consuming(&undivided.consumes)]),
-        taints: taints(inventory, &gpu.uuid),
+        taints: overlapped(taints(inventory, &gpu.uuid), !offered.leftovers.is_empty()),
         ..held(&undivided.name, gpu, sharing)
     });
     let devices: Vec<Device> = candidates.chain(undivided).collect();
@@ -132,6 +141,28 @@ fn tainted(inventory: &Inventory, why: Option<&Unavailable>, uuid: &str) -> Opti
     (!taints.is_empty()).then_some(taints)
 }
 
+/// The taints of an instance that claims could make.
+fn taints_of(
+    inventory: &Inventory,
+    dynamic: &DynamicGpu,
+    candidate: &candidates::Candidate,
+) -> Option<Vec<DeviceTaint>> {
+    let uuid = &dynamic.gpu.uuid;
+    let of_gpu = tainted(inventory, inventory.unavailable_parts(uuid), uuid);
+    overlapped(of_gpu, dynamic.pool.is_left_over(candidate))
+}
+
+/// Adds the taint of a device that overlaps an instance whose claims are gone. A GPU that takes no claims needs none.
+fn overlapped(taints: Option<Vec<DeviceTaint>>, is_overlapped: bool) -> Option<Vec<DeviceTaint>> {
+    let takes_none = |taints: &Vec<DeviceTaint>| taints.iter().any(|taint| taint.effect == "NoSchedule");
+    if !is_overlapped || taints.as_ref().is_some_and(takes_none) {
+        return taints;
+    }
+    let mut taints = taints.unwrap_or_default();
+    taints.push(taint(Unavailable::Overlap(String::new()).name(), None, "NoSchedule"));
+    Some(taints)
+}
+
 // === impl Slice ===
 
 impl Slice {
@@ -141,6 +172,7 @@ impl Slice {
             pool: pool.to_owned(),
             devices,
             counters: Vec::new(),
+            is_kept: false,
         }
     }
 }

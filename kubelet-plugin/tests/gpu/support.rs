@@ -30,11 +30,12 @@ pub(crate) fn control(state: &Path, faults: &str) {
 }
 
 pub(crate) fn nvml() -> Nvml {
-    Nvml::new(
-        Path::new(env!("CARGO_BIN_EXE_vgpu-kubelet-plugin")),
-        &folder(),
-        &vgpu_node::gpus::MemorySizes::default(),
-    )
+    let sizes = vgpu_node::gpus::MemorySizes::default();
+    let program = Path::new(env!("CARGO_BIN_EXE_vgpu-kubelet-plugin"));
+    match std::env::var_os(STATE) {
+        Some(state) => Nvml::with_instances(program, &folder(), &sizes, &Path::new(&state).join("calls")),
+        None => Nvml::new(program, &folder(), &sizes),
+    }
 }
 
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {

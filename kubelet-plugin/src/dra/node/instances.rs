@@ -15,25 +15,28 @@
 //! - A claim whose record is damaged or lost counts as prepared: its instance stays.
 //! - Prepare fails after the instance was made: it is destroyed, or by the next survey.
 //! - Unprepare, and the instance is in use or the driver does not answer: the claim is unprepared, the reason is logged and in the
-//!   VgpuNode, and each survey tries again.
+//!   VgpuNode, and each survey tries again. While the driver is known to be silent it is not asked.
+//! - Prepare, and the driver does not answer: a new claim is refused with the reason. One that is prepared already, as when kubelet
+//!   has restarted, gets its former answer.
 //! - The claim was allocated again elsewhere: what it had is unprepared first, if no container has it.
-//! - The driver does not answer: the survey fails, and what the last one found holds.
+//! - The driver does not answer: the survey fails, and what the last one found holds (`publish/gpus/dynamic.rs`).
 //! - A claim for a GPU and one for an instance of it, which is possible while a scan or the chart's value is older than an
 //!   allocation: the one that comes second is refused. Damaged records may be of claims with the GPU, so its mode is not
 //!   switched on while there are any.
 
-use super::maker::{InstancesInUse, Maker, Surveys};
+use super::maker::{InstancesInUse, Maker, NoSurvey, SilentGpus, Survey, Surveys};
 use super::prepare::check_driver_limits;
 use super::{Error, Node};
 use crate::config::MigDynamic;
 use crate::dra::checkpoint::Checkpoint;
 use crate::dra::claim;
 use crate::dra::share::ClaimId;
-use crate::publish::inventory::Gpu;
+use crate::publish::inventory::{Gpu, Inventory, Unavailable};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use vgpu_api::{gpu_of_candidate, gpu_of_dynamic};
+use vgpu_mig::candidates;
 use vgpu_mig::{Asked, Known, MigDriver, Settings};
 use vgpu_node::lock_file::Locked;
 
@@ -97,6 +100,8 @@ impl Node {
             is_prepared: &is_prepared,
             is_gpu_held: &|gpu| held.may_have(gpu),
         };
+        // What an older list said does not matter any more.
+        maker.note_listed(gpus);
         let problems = maker.recover(known).map_err(vgpu_mig::Error::from)?;
         for gpu in new {
             match maker.is_switchable(gpu) {
@@ -106,14 +111,18 @@ impl Node {
         }
         let new = new.iter().filter(|gpu| surveys.is_switchable.get(*gpu) == Some(&true));
         for gpu in gpus.iter().chain(new) {
-            match maker.survey(gpu) {
-                Ok(survey) => drop(surveys.of.insert(gpu.clone(), survey)),
-                Err(error) => tracing::warn!("instances of a GPU are published as before: {error}"),
-            }
-        }
-        for (gpu, survey) in &mut surveys.of {
-            survey.problems.clone_from(&problems);
-            survey.is_held = held.has(gpu);
+            let survey = match maker.survey(gpu) {
+                Ok(survey) => Ok(Survey {
+                    problems: problems.clone(),
+                    is_held: held.has(gpu),
+                    ..survey
+                }),
+                Err(error) => Err(NoSurvey {
+                    why: reason(&error),
+                    held: maker.held(gpu)?,
+                }),
+            };
+            surveys.of.insert(gpu.clone(), survey);
         }
         self.note_made();
         Ok(surveys)
@@ -121,6 +130,7 @@ impl Node {
 
     /// Makes the instances of a claim's results, as far as they name candidates, and has GPUs whole that it gets undivided.
     pub(super) fn make_instances(&mut self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
+        self.check_available(id, claim)?;
         self.check_candidates(claim)?;
         self.note_instances_in_use();
         let mut held = self.gpus_held();
@@ -135,10 +145,6 @@ impl Node {
                 continue;
             };
             let gpu = &dynamic.gpu.uuid;
-            if let Some(why) = inventory.unavailable_parts(gpu).filter(|_| !is_known) {
-                let (device, why) = (device.to_owned(), why.text(gpu));
-                return Err(Error::Unavailable { device, why });
-            }
             let Some((dynamic, candidate)) = candidate else {
                 if !is_known {
                     maker.whole(gpu)?;
@@ -158,10 +164,36 @@ impl Node {
                 placement: candidate.placement,
                 whole: dynamic.pool.undivided.as_ref().map(|_| &dynamic.gpu),
             };
-            let made = maker.prepare(&asked, held.may_have(gpu))?;
+            let made = match maker.prepare(&asked, held.may_have(gpu)) {
+                // The inventory has the instance of a claim that is prepared already (`note_made`).
+                Err(error) if error.silence().is_some() && self.checkpoint.gpu_by_device(&id.uid, device).is_some() => {
+                    continue;
+                }
+                made => made?,
+            };
             let made = dynamic.made(candidate, &made);
             let made = made.ok_or_else(|| Error::NoInstanceUuid(device.to_owned()))?;
             inventory.add_made(device, made);
+        }
+        Ok(())
+    }
+
+    /// Refuses a new claim of a GPU that takes none now. One that is prepared already stays so.
+    fn check_available(&self, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
+        let Some(inventory) = self.inventory() else {
+            return Ok(());
+        };
+        if self.checkpoint.claims.contains_key(&id.uid) {
+            return Ok(());
+        }
+        for device in claim::devices(claim, &self.config.pools()) {
+            let Some(gpu) = dynamic_gpu(inventory, device) else {
+                continue;
+            };
+            if let Some(why) = inventory.unavailable_parts(&gpu.uuid) {
+                let (device, why) = (device.to_owned(), why.text(&gpu.uuid));
+                return Err(Error::Unavailable { device, why });
+            }
         }
         Ok(())
     }
@@ -227,8 +259,19 @@ impl Node {
     /// Begins a turn, after the claims' records were read.
     pub(super) fn begin_instances(&self) {
         if let Some(maker) = &self.maker {
-            maker.begin(self.instances_in_use());
+            maker.begin(self.instances_in_use(), self.silent_gpus());
         }
+    }
+
+    fn silent_gpus(&self) -> SilentGpus {
+        let inventory = self.inventory();
+        let all = inventory.iter().flat_map(|inventory| inventory.dynamic());
+        let why = |uuid: &str| match inventory?.unavailable(uuid)? {
+            Unavailable::Silent(why) => Some(why.clone()),
+            _ => None,
+        };
+        let silent = all.filter_map(|dynamic| Some((dynamic.gpu.uuid.clone(), why(&dynamic.gpu.uuid)?)));
+        silent.collect()
     }
 
     /// Unprepares what a claim had before it was allocated again, if devices of GPUs that claims divide are among that or the new
@@ -274,4 +317,18 @@ impl Node {
             }
         }
     }
+}
+
+/// The GPU that claims divide, of which this device is a part or the whole.
+fn dynamic_gpu<'a>(inventory: &'a Inventory, device: &str) -> Option<&'a Gpu> {
+    let digits = gpu_of_dynamic(device)?;
+    let mut all = inventory.dynamic().iter().map(|dynamic| &dynamic.gpu);
+    all.find(|gpu| candidates::short(&gpu.uuid) == digits)
+}
+
+/// Returns why there is no survey: the driver's own words if it is silent.
+fn reason(error: &vgpu_mig::Error) -> String {
+    let silence = error.silence().map(|silence| silence.reason.clone());
+    let said = silence.filter(|reason| !reason.is_empty());
+    said.unwrap_or_else(|| error.to_string())
 }

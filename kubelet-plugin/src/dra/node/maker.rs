@@ -2,18 +2,29 @@
 //!
 //! Failure modes:
 //! - An instance is another claim's than its record says, as after a time in which claims made none: it is not destroyed.
-//! - The driver gives no answer: it is not asked again in this turn, because each question may take a minute, and other claims
-//!   of the node wait.
+//! - The driver gives no answer: it is not asked again in this turn, and a GPU whose driver is known to be silent is not asked at
+//!   all, because other claims of the node wait.
+//! - The driver is slow: all calls of a turn together have [`TURN_TAKES`]. What is not done by then is tried again by kubelet or
+//!   the next survey. A call that is under way then counts as unanswered.
+//! - A process uses an instance whose claims are gone: its place is a leftover, which takes no claims.
 
+use super::LOCKED_WITHIN;
 use crate::publish::inventory::{Gpu, Inventory};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use vgpu_mig::candidates::Held;
 use vgpu_mig::driver::{GpuInstance, Profile};
 use vgpu_mig::records::Stage;
 use vgpu_mig::{Answer, Asked, Call, Code, Folder, Instances, Known, Made, MigDriver, Refused, Report, Settings};
 use vgpu_node::files::Failed;
+use vgpu_node::gpus::Placement;
+
+/// How long all calls of the driver in one turn may take together. Another turn waits for the lock no longer than
+/// [`LOCKED_WITHIN`].
+const TURN_TAKES: Duration = Duration::from_secs(8);
+const _: () = assert!(TURN_TAKES.as_secs() < LOCKED_WITHIN.as_secs());
 
 /// Makes and destroys the instances of this node's claims.
 pub(super) struct Maker {
@@ -44,14 +55,20 @@ struct InTurn {
 struct TurnState {
     /// Why the driver gave no answer in this turn.
     silence: Option<Refused>,
+    silent: SilentGpus,
+    /// By then all calls of this turn have ended.
+    deadline: Instant,
     in_use: InstancesInUse,
 }
+
+/// GPUs whose driver is known not to answer, by UUID, and why.
+pub(super) type SilentGpus = BTreeMap<String, String>;
 
 /// The GPUs of a node that claims may divide.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surveys {
-    /// By UUID. None is missing but those of which the driver did not answer.
-    pub of: BTreeMap<String, Survey>,
+    /// By UUID.
+    pub of: BTreeMap<String, Result<Survey, NoSurvey>>,
     /// GPUs that were asked about for the first time: true if claims may switch their MIG mode.
     pub is_switchable: BTreeMap<String, bool>,
     /// GPUs whose MIG mode was on because claims switched it, before this survey switched some of them off: as they were
@@ -59,6 +76,14 @@ pub struct Surveys {
     pub switched: BTreeMap<String, Option<Box<Gpu>>>,
     /// UUIDs of the GPUs that claims have as devices of the pool of GPUs, or monitor.
     pub held_whole: BTreeSet<String>,
+}
+
+/// Why nothing is known of the instances of a GPU now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoSurvey {
+    pub why: String,
+    /// The places of instances that claims made, by their records.
+    pub held: Vec<Held>,
 }
 
 /// The profiles and instances of a GPU on which claims make instances.
@@ -75,6 +100,8 @@ pub struct Survey {
     pub is_held: bool,
     /// The places of those that claims made.
     pub held: Vec<Held>,
+    /// Places among these whose claims are gone, and whose instance cannot be destroyed yet.
+    pub leftovers: Vec<Placement>,
     /// Problems with instances of the node: a sentence each.
     pub problems: Vec<String>,
 }
@@ -84,10 +111,7 @@ pub struct Survey {
 impl Maker {
     /// `folder`: of the records.
     pub(super) fn new(driver: Arc<dyn MigDriver + Send + Sync>, folder: PathBuf, settings: Settings) -> Self {
-        let state = TurnState {
-            silence: None,
-            in_use: InstancesInUse::Any,
-        };
+        let state = TurnState::new(InstancesInUse::Any, SilentGpus::new());
         let in_turn = Arc::new(InTurn {
             driver,
             state: Mutex::new(state),
@@ -101,9 +125,14 @@ impl Maker {
         }
     }
 
-    /// Begins a turn of the node, in which nothing that is in use is destroyed.
-    pub(super) fn begin(&self, in_use: InstancesInUse) {
-        *self.in_turn.state() = TurnState { silence: None, in_use };
+    /// Begins a turn of the node, in which nothing that is in use is destroyed, and nothing is asked about these GPUs.
+    pub(super) fn begin(&self, in_use: InstancesInUse, silent: SilentGpus) {
+        *self.in_turn.state() = TurnState::new(in_use, silent);
+    }
+
+    /// Notes that the driver has just listed these GPUs.
+    pub(super) fn note_listed(&self, gpus: &[String]) {
+        self.in_turn.state().silent.retain(|gpu, _| !gpus.contains(gpu));
     }
 
     /// Notes what is in use now.
@@ -162,19 +191,27 @@ impl Maker {
         };
         let administrators = self.instances.administrators(gpu)?;
         let records = self.instances.records()?;
-        let held = records.of_gpu(gpu).map(|record| Held {
-            profile: record.profile,
-            placement: record.placement,
-        });
+        let left_over = records.of_gpu(gpu).filter(|record| record.claims.is_empty());
         Ok(Survey {
             profiles,
             administrators,
             is_divided: self.instances.is_divided(gpu)?,
             is_switched: records.switched(gpu, &self.boot).is_some(),
             is_held: false,
-            held: held.collect(),
+            held: self.held(gpu)?,
+            leftovers: left_over.map(|record| record.placement).collect(),
             problems: Vec::new(),
         })
+    }
+
+    /// Returns the places that records of a GPU name. Asks no driver.
+    pub(super) fn held(&self, gpu: &str) -> Result<Vec<Held>, vgpu_mig::Error> {
+        let records = self.instances.records()?;
+        let held = records.of_gpu(gpu).map(|record| Held {
+            profile: record.profile,
+            placement: record.placement,
+        });
+        Ok(held.collect())
     }
 
     /// Adds the instances that records name: also those of claims whose own record was lost.
@@ -240,14 +277,28 @@ impl MigDriver for InTurn {
         if let Some(silence) = &state.silence {
             return Err(silence.clone());
         }
+        if let Some(why) = state.silent.get(gpu) {
+            return Err(Refused::new("not asked", Code::NoAnswer, why));
+        }
         if let Call::Destroy { gpu_instance } | Call::DestroyCompute { gpu_instance, .. } = call
             && state.in_use.has(gpu, *gpu_instance)
         {
             return Err(Refused::new("not asked", Code::InUse, "a prepared claim has it"));
         }
-        let answer = self.driver.call(gpu, call);
+        let answer = self.driver.call_by(gpu, call, state.deadline);
         state.silence = answer.as_ref().err().filter(|why| why.code == Code::NoAnswer).cloned();
         answer
+    }
+}
+
+impl TurnState {
+    fn new(in_use: InstancesInUse, silent: SilentGpus) -> Self {
+        Self {
+            silence: None,
+            silent,
+            deadline: Instant::now() + TURN_TAKES,
+            in_use,
+        }
     }
 }
 

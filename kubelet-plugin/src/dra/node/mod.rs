@@ -49,7 +49,7 @@ use failures::Failures;
 pub use failures::NotStarted;
 pub use ledgers::LedgerReading;
 use maker::Maker;
-pub use maker::{Survey, Surveys};
+pub use maker::{NoSurvey, Survey, Surveys};
 pub use prepare::{NoRoom, Parts};
 use room::Full;
 use std::collections::{BTreeMap, BTreeSet};

@@ -10,8 +10,13 @@
 //! ```
 //!
 //! Failure modes:
-//! - The driver or the records do not answer a survey: what the last one found stays published. Before the first one, the GPU is
-//!   not published.
+//! - The driver does not answer a survey, as while a process with NVML hangs in the middle of a call for an instance: what the last
+//!   one found stays, with the taint of a driver that is silent. `/readyz`, the VgpuNode and the log say why, until a survey
+//!   succeeds.
+//! - The first survey after a start fails: the same, with what a former run has published. Which instances are claims' is read off
+//!   their records, so the administrator's stay.
+//! - No turn of the node can be had (a disk hangs): what the last survey found stays. Before the first one, the node publishes
+//!   nothing new.
 //! - The driver answers nothing: the devices stay, with the taint of a driver that is silent.
 //! - The GPU is lost, or an administrator's MIG mode is switched off: its devices stay, with the taint of a lost GPU, until it is
 //!   back or the plugin starts again. As a whole it is not published meanwhile, because claims may have instances of it.
@@ -23,17 +28,19 @@
 //!   ended.
 //! - The plugin starts while a GPU is in MIG mode because of claims: a record says so, and what the GPU was before. Without that
 //!   the undivided GPU is published once it is whole.
+//! - A process uses an instance whose claims are gone: the places that overlap it have the taint of an overlap until it ends.
 //! - Two GPUs of which the first digits of the UUIDs are equal would have one pool: the second one stays with its administrator.
 
 use super::published::updated;
 use crate::config::MigDynamic;
-use crate::dra::node::{SharedNode, Survey, Surveys};
+use crate::dra::node::{NoSurvey, SharedNode, Survey, Surveys};
 use crate::publish::inventory::{DynamicGpu, Gpu, LeftOut, List, Unavailable};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vgpu_mig::Pool;
-use vgpu_mig::candidates::{self, Administrators};
+use vgpu_mig::candidates::{self, Administrators, Held};
 use vgpu_node::gpus;
+use vgpu_node::gpus::Placement;
 
 /// A disk that hangs does not stop scans.
 const SURVEYED_WITHIN: Duration = Duration::from_secs(15);
@@ -55,6 +62,10 @@ struct Known {
     gpu: Gpu,
     kind: Kind,
     survey: Option<Survey>,
+    /// The places of claims' instances, as long as there was no survey. None: not even these are known.
+    held: Option<Vec<Held>>,
+    /// Why the last survey failed.
+    failed: Option<String>,
     unavailable: Option<Unavailable>,
 }
 
@@ -100,9 +111,17 @@ impl DynamicGpus {
 
     /// Takes a list over: removes from it what claims made, and GPUs that may not be published as a whole. `is_published`: in the
     /// pool of GPUs.
-    pub(super) async fn scan(&mut self, list: &mut List, node: &SharedNode, is_published: impl Fn(&str) -> bool) {
+    ///
+    /// # Errors
+    /// Nothing is known of some GPU's instances, not even which are claims', or whether claims divide it.
+    pub(super) async fn scan(
+        &mut self,
+        list: &mut List,
+        node: &SharedNode,
+        is_published: impl Fn(&str) -> bool,
+    ) -> Result<(), String> {
         if self.which == MigDynamic::Off {
-            return;
+            return Ok(());
         }
         if self.which == MigDynamic::Instances {
             self.decide_by_mode(list);
@@ -117,19 +136,34 @@ impl DynamicGpus {
             .collect();
         // Also without such a GPU: a record of one that is whole now must not outlive the instance that it names.
         let survey = node.turn(move |node, locked| node.survey(locked, &gpus, &new));
-        match tokio::time::timeout(SURVEYED_WITHIN, survey).await {
+        let failed = match tokio::time::timeout(SURVEYED_WITHIN, survey).await {
             Ok(Ok(Ok(surveys))) => {
                 self.decide(list, &surveys);
                 self.note(list);
                 self.add(surveys.of);
+                None
             }
-            Ok(Ok(Err(error)) | Err(error)) => tracing::warn!("instances are published as before: {error}"),
-            Err(_) => tracing::warn!(
-                "instances are published as before: what claims made is not known after {} s; check the node's disks",
+            Ok(Ok(Err(error)) | Err(error)) => Some(error.to_string()),
+            Err(_) => Some(format!(
+                "which instances claims made is not known after {} s; check the node's disks",
                 SURVEYED_WITHIN.as_secs()
-            ),
+            )),
+        };
+        if let Some(why) = &failed {
+            tracing::warn!("what is published of instances stays as it is: {why}");
         }
+        self.mark_unsurveyed(failed.as_deref());
+        let undecided = self.undecided(list, &is_published);
         self.remove_from(list, is_published);
+        let is_unknown = |known: &Known| known.survey.is_none() && known.held.is_none();
+        match failed {
+            Some(why) if undecided.is_some() || self.gpus.values().any(is_unknown) => Err(why),
+            _ => undecided.map_or(Ok(()), |uuid| {
+                Err(format!(
+                    "GPU {uuid}: the driver does not say whether claims may switch its MIG mode"
+                ))
+            }),
+        }
     }
 
     /// Decides on new GPUs where claims switch no mode.
@@ -200,6 +234,8 @@ impl DynamicGpus {
             gpu,
             kind,
             survey: None,
+            held: None,
+            failed: None,
             unavailable: None,
         };
         self.gpus.insert(known.gpu.uuid.clone(), known);
@@ -234,30 +270,41 @@ impl DynamicGpus {
         }
     }
 
-    fn add(&mut self, surveys: BTreeMap<String, Survey>) {
+    fn add(&mut self, surveys: BTreeMap<String, Result<Survey, NoSurvey>>) {
         for (uuid, survey) in surveys {
             if let Some(known) = self.gpus.get_mut(&uuid) {
-                known.survey = Some(survey);
+                known.add(survey);
             }
         }
     }
 
+    /// Returns the UUID of a GPU of which it is not known yet whether claims divide it, and of which nothing is published.
+    fn undecided(&self, list: &List, is_published: impl Fn(&str) -> bool) -> Option<String> {
+        let mut all = list.divided.iter().chain(&list.gpus).map(|gpu| &gpu.uuid);
+        let undecided = all.find(|uuid| !self.is_decided(uuid) && !self.waiting.contains(*uuid) && !is_published(uuid));
+        undecided.cloned()
+    }
+
+    /// Has GPUs whose survey failed count as silent, also those that have none because no turn was had.
+    fn mark_unsurveyed(&mut self, no_turn: Option<&str>) {
+        for known in self.gpus.values_mut().filter(|known| known.unavailable.is_none()) {
+            let never = || no_turn.filter(|_| known.survey.is_none()).map(str::to_owned);
+            known.unavailable = known.failed.clone().or_else(never).map(Unavailable::Silent);
+        }
+    }
+
     fn remove_from(&self, list: &mut List, is_published: impl Fn(&str) -> bool) {
-        let is_administrators = |gpu: &str, gpu_instance: u32| match self.gpus.get(gpu) {
+        let is_administrators = |gpu: &str, gpu_instance: u32, placement: Option<Placement>| match self.gpus.get(gpu) {
             None => self.ordinary.contains(gpu),
-            Some(known) => known
-                .survey
-                .iter()
-                .flat_map(|survey| &survey.administrators)
-                .any(|one| one.id == gpu_instance),
+            Some(known) => known.is_administrators(gpu_instance, placement),
         };
         list.instances.retain(|instance| {
             let mig = instance.mig.as_ref();
-            mig.is_none_or(|mig| is_administrators(&mig.parent, mig.gpu_instance))
+            mig.is_none_or(|mig| is_administrators(&mig.parent, mig.gpu_instance, mig.placement))
         });
         // One that is being made has no compute instance for a moment.
         list.left_out.retain(|left| match &left.why {
-            gpus::Error::EmptyInstance { gpu, gpu_instance, .. } => is_administrators(gpu, *gpu_instance),
+            gpus::Error::EmptyInstance { gpu, gpu_instance, .. } => is_administrators(gpu, *gpu_instance, None),
             _ => true,
         });
         let (whole, others) = std::mem::take(&mut list.gpus)
@@ -287,10 +334,11 @@ impl DynamicGpus {
 
     /// The GPUs to publish, and why some are not available, by UUID.
     pub(super) fn published(&self) -> (Vec<DynamicGpu>, BTreeMap<String, Unavailable>) {
+        // Without a survey the pool is empty: what is published of it stays.
         let pools = self
             .gpus
             .values()
-            .filter_map(|known| Some((known, known.pool()?.ok()?)));
+            .filter_map(|known| Some((known, known.pool().transpose().ok()?.unwrap_or_default())));
         let gpus = pools.map(|(known, pool)| DynamicGpu {
             gpu: known.gpu.clone(),
             pool,
@@ -323,7 +371,18 @@ impl DynamicGpus {
             .cloned()
             .chain(refused.map(|error| error.to_string()))
             .chain(waiting)
+            .chain(self.silent())
             .collect()
+    }
+
+    /// Why nothing is known of instances of GPUs that the driver lists: a sentence for each GPU.
+    pub(super) fn silent(&self) -> impl Iterator<Item = String> {
+        self.gpus.iter().filter_map(|(uuid, known)| match &known.unavailable {
+            Some(Unavailable::Silent(why)) => Some(format!(
+                "GPU {uuid}: claims can neither make nor give back instances: {why}"
+            )),
+            _ => None,
+        })
     }
 }
 
@@ -351,6 +410,36 @@ impl Known {
         self.unavailable.clone().or(divided)
     }
 
+    fn add(&mut self, survey: Result<Survey, NoSurvey>) {
+        let uuid = &self.gpu.uuid;
+        match survey {
+            Ok(survey) => {
+                if self.failed.take().is_some() {
+                    tracing::info!("GPU {uuid}: the driver answers for its instances again");
+                }
+                self.survey = Some(survey);
+            }
+            Err(NoSurvey { why, held }) => {
+                if self.failed.as_ref() != Some(&why) {
+                    tracing::warn!(
+                        "GPU {uuid}: what is published of its instances stays as it is, with a taint, because nothing is known \
+                         of them: {why}"
+                    );
+                }
+                (self.failed, self.held) = (Some(why), Some(held));
+            }
+        }
+    }
+
+    /// Returns false for what claims made, and while that is not known. `placement`: None if the driver does not say it.
+    fn is_administrators(&self, gpu_instance: u32, placement: Option<Placement>) -> bool {
+        match (&self.survey, &self.held) {
+            (Some(survey), _) => survey.administrators.iter().any(|one| one.id == gpu_instance),
+            (None, Some(held)) => placement.is_some_and(|place| held.iter().all(|one| one.placement != place)),
+            (None, None) => false,
+        }
+    }
+
     /// None: nothing is known of its instances yet.
     fn pool(&self) -> Option<Result<Pool, candidates::Error>> {
         let survey = self.survey.as_ref()?;
@@ -362,9 +451,12 @@ impl Known {
         });
         let administrators: Vec<Administrators> = administrators.collect();
         let pool = Pool::new(&self.gpu.uuid, &survey.profiles, &administrators, &survey.held);
-        Some(pool.map(|pool| match self.kind {
-            Kind::Switched { is_size_known: true } => pool.with_undivided(&self.gpu.uuid),
-            _ => pool,
+        Some(pool.map(|pool| Pool {
+            leftovers: survey.leftovers.clone(),
+            ..match self.kind {
+                Kind::Switched { is_size_known: true } => pool.with_undivided(&self.gpu.uuid),
+                _ => pool,
+            }
         }))
     }
 }
@@ -383,7 +475,10 @@ mod tests {
     /// The half of GPU 0 with this id, as the driver lists it.
     fn half(gpu_instance: u32) -> Gpu {
         let mut half = instance(0, &format!("MIG-{gpu_instance}"));
-        half.mig.as_mut().expect("an instance").gpu_instance = gpu_instance;
+        let mig = half.mig.as_mut().expect("an instance");
+        mig.gpu_instance = gpu_instance;
+        let start = 4 * (gpu_instance - 1);
+        mig.placement = Some(Placement { start, size: 4 });
         half
     }
 
@@ -412,7 +507,7 @@ mod tests {
     }
 
     async fn scan(dynamic: &mut DynamicGpus, mut seen: List, node: &SharedNode) -> List {
-        dynamic.scan(&mut seen, node, |_| false).await;
+        dynamic.scan(&mut seen, node, |_| false).await.expect("records");
         let (gpus, unavailable) = dynamic.published();
         let inventory = Inventory::new(seen.gpus.clone()).with_dynamic(gpus, unavailable);
         node.set_inventory(Ok(inventory));
@@ -452,6 +547,8 @@ mod tests {
             dynamic.remarks()
         );
         assert!(offers(&dynamic, LAST_HALF), "what is held stays published");
+        let pool = dynamic.published().0.remove(0).pool;
+        assert!(pool.is_left_over(pool.find(LAST_HALF).expect("offered")));
         machine.state().in_use.clear();
         scan(&mut dynamic, list(&[1]), &node).await;
         assert_eq!((machine.starts(), dynamic.remarks()), (vec![0], vec![]));
@@ -463,7 +560,6 @@ mod tests {
         let node = node(&rig, &machine);
         let mut dynamic = DynamicGpus::new(MigDynamic::Instances);
         scan(&mut dynamic, list(&[]), &node).await;
-        let unavailable = |dynamic: &DynamicGpus| dynamic.published().1.remove(&gpu(0).uuid);
         assert_eq!(unavailable(&dynamic), None);
         dynamic.note_silence("NVML hangs");
         assert_eq!(unavailable(&dynamic), Some(Unavailable::Silent("NVML hangs".into())));
@@ -640,7 +736,7 @@ mod tests {
     async fn a_gpu_that_claims_have_stays_in_the_pool_of_gpus_until_they_end_and_a_silent_driver_decides_nothing() {
         let (rig, machine) = (Rig::new(false), Machine::default());
         machine.switch(false);
-        machine.state().is_silent = true;
+        machine.state().silence = Some("NVML hangs".into());
         let node = switching(&rig, &machine);
         let claim = crate::dra::node::tests::claim("u1", &[("s1", 20, 25)]);
         let prepared = node.turn(move |node, _| node.prepare_for_test(claim)).await;
@@ -649,20 +745,103 @@ mod tests {
         let is_published = |uuid: &str| uuid == gpu(0).uuid;
         let scan = async |dynamic: &mut DynamicGpus| {
             let mut seen = whole();
-            dynamic.scan(&mut seen, &node, is_published).await;
-            seen.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>()
+            let surveyed = dynamic.scan(&mut seen, &node, is_published).await;
+            (surveyed.is_ok(), seen.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>())
         };
         // What is published stays, and the other one has no pool yet.
-        assert_eq!(scan(&mut dynamic).await, [0]);
-        machine.state().is_silent = false;
-        assert_eq!(scan(&mut dynamic).await, [0]);
+        assert_eq!(scan(&mut dynamic).await, (false, vec![0]));
+        machine.state().silence = None;
+        assert_eq!(scan(&mut dynamic).await, (true, vec![0]));
         assert!(dynamic.has(&gpu(1).uuid) && !dynamic.has(&gpu(0).uuid));
         assert!(dynamic.remarks()[0].contains(&gpu(0).uuid), "{:?}", dynamic.remarks());
         node.turn(|node, locked| node.unprepare(locked, &["u1"]).remove(0))
             .await
             .expect("a turn")
             .expect("unprepared");
-        assert_eq!(scan(&mut dynamic).await, [0; 0]);
+        assert_eq!(scan(&mut dynamic).await, (true, vec![]));
         assert!(dynamic.switches(&gpu(0).uuid) && dynamic.remarks().is_empty());
+    }
+
+    fn unavailable(dynamic: &DynamicGpus) -> Option<Unavailable> {
+        dynamic.published().1.remove(&gpu(0).uuid)
+    }
+
+    /// An administrator's in the first half, and a claim's in the second.
+    async fn with_both_halves(rig: &Rig, machine: &Machine) -> SharedNode {
+        machine.make_half(0);
+        let node = node(rig, machine);
+        scan(&mut DynamicGpus::new(MigDynamic::Instances), list(&[1]), &node).await;
+        let made = node.turn(|node, _| node.make_for_test(&of("u1", &[LAST_HALF])));
+        assert_eq!(made.await.expect("a turn"), Ok(()));
+        node
+    }
+
+    #[tokio::test]
+    async fn a_first_survey_that_fails_unpublishes_nothing_and_says_why() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        let node = with_both_halves(&rig, &machine).await;
+        machine.state().silence = Some("a process with NVML hangs".into());
+        let mut dynamic = DynamicGpus::new(MigDynamic::Instances);
+        let seen = scan(&mut dynamic, list(&[1, 2]), &node).await;
+        assert_eq!(uuids(&seen.instances), ["MIG-1"], "the administrator's");
+        let published = dynamic.published().0;
+        assert_eq!((published.len(), published[0].is_surveyed()), (1, false));
+        let why = Unavailable::Silent("a process with NVML hangs".into());
+        assert_eq!(unavailable(&dynamic), Some(why));
+        let remarks = dynamic.remarks();
+        assert!(
+            remarks.len() == 1 && remarks[0].contains(&gpu(0).uuid) && remarks[0].contains("a process with NVML hangs"),
+            "{remarks:?}"
+        );
+        machine.state().silence = None;
+        let seen = scan(&mut dynamic, list(&[1]), &node).await;
+        assert_eq!((uuids(&seen.instances), dynamic.remarks()), (vec!["MIG-1"], vec![]));
+        assert!(dynamic.published().0[0].is_surveyed() && unavailable(&dynamic).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_later_survey_that_fails_taints_what_was_found_until_one_succeeds() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        machine.make_half(0);
+        let node = node(&rig, &machine);
+        let mut dynamic = DynamicGpus::new(MigDynamic::Instances);
+        scan(&mut dynamic, list(&[1]), &node).await;
+        let (found, _) = dynamic.published();
+        for why in ["a process with NVML hangs", "it still hangs"] {
+            machine.state().silence = Some(why.into());
+            let seen = scan(&mut dynamic, list(&[1]), &node).await;
+            assert_eq!(uuids(&seen.instances), ["MIG-1"]);
+            assert_eq!(
+                (dynamic.published().0, unavailable(&dynamic)),
+                (found.clone(), Some(Unavailable::Silent(why.into())))
+            );
+        }
+        machine.state().silence = None;
+        scan(&mut dynamic, list(&[1]), &node).await;
+        assert_eq!((dynamic.published().0, unavailable(&dynamic)), (found, None));
+    }
+
+    /// A file in the place of their folder.
+    #[tokio::test]
+    async fn without_records_nothing_is_taken_for_an_administrators_instance() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        machine.make_half(0);
+        let node = node(&rig, &machine);
+        let folder = rig.path("store/mig");
+        std::fs::create_dir_all(rig.path("store")).expect("a folder");
+        std::fs::write(&folder, "").expect("written");
+        let mut dynamic = DynamicGpus::new(MigDynamic::Instances);
+        let mut seen = list(&[1]);
+        dynamic
+            .scan(&mut seen, &node, |_| false)
+            .await
+            .expect_err("nothing is known");
+        assert_eq!(seen.instances, []);
+        std::fs::remove_file(&folder).expect("removed");
+        scan(&mut dynamic, list(&[1]), &node).await;
+        // From now on the last survey holds.
+        std::fs::write(&folder, "").expect("written");
+        let seen = scan(&mut dynamic, list(&[1]), &node).await;
+        assert_eq!((uuids(&seen.instances), unavailable(&dynamic)), (vec!["MIG-1"], None));
     }
 }

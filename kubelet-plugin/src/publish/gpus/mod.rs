@@ -147,7 +147,12 @@ impl Scans {
                     .gpus
                     .retain(|gpu| self.gpus.has(&gpu.uuid) || self.dynamic.has(&gpu.uuid)),
             }
-            self.divide(list, outputs).await;
+            let surveyed = self.divide(list, outputs).await;
+            if let Some(why) = surveyed.err().filter(|_| self.last.is_none()) {
+                // Without instances that claims made, an administrator's would look like none, and the other way round.
+                outputs.readiness.set(PART, Err(why));
+                return want(outputs, Wanted::Silent);
+            }
             add_instances(list);
         }
         let is_late = matches!(seen, Err(Error::Late(_)));
@@ -168,10 +173,11 @@ impl Scans {
     }
 
     /// Leaves the GPUs that claims divide to their own pools.
-    async fn divide(&mut self, list: &mut List, outputs: &ScanOutputs) {
+    async fn divide(&mut self, list: &mut List, outputs: &ScanOutputs) -> Result<(), String> {
         let is_published = |uuid: &str| self.gpus.has(uuid);
-        self.dynamic.scan(list, &outputs.node, is_published).await;
+        let surveyed = self.dynamic.scan(list, &outputs.node, is_published).await;
         self.gpus.forget(|uuid| self.dynamic.has(uuid));
+        surveyed
     }
 
     /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
@@ -244,7 +250,7 @@ impl Scans {
                 }
                 unusable.or_else(|| Some(error.to_string()))
             }
-            Ok(_) if !self.dynamic.is_empty() => None,
+            Ok(_) if !self.dynamic.is_empty() => self.dynamic.silent().next(),
             Ok(list) => list.why_empty().map(|why| why.to_string()),
         };
         match reason {
@@ -255,7 +261,7 @@ impl Scans {
             }
             Some(reason) => {
                 if outputs.readiness.set(PART, Err(reason.clone())) {
-                    tracing::error!("no GPUs: {reason}; retrying every few seconds");
+                    tracing::error!("GPUs take no new claims: {reason}; retrying every few seconds");
                 }
             }
         }
@@ -608,6 +614,90 @@ mod tests {
         scans.apply(Ok(list(&[])), &config, &outputs);
         assert_eq!(taints(&published), [Some("dra.vgpu/lost".to_owned()), None]);
         assert!(outputs.readiness.status().1.contains("lists no GPU"));
+    }
+
+    #[tokio::test]
+    async fn a_gpu_whose_instances_are_not_known_keeps_its_pool_and_the_node_is_not_ready_until_they_are() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            ..
+        } = scan();
+        let machine = Machine::default();
+        let driver = machine.clone();
+        let makes = outputs
+            .node
+            .turn(move |node, _| node.make_instances_with(Arc::new(driver.clone()), driver.boot()));
+        makes.await.expect("a turn");
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.dynamic = DynamicGpus::new(MigDynamic::Instances);
+        let mut measurer = Measurer::new(Contexts::unknown(), Prober::unknown());
+        let seen = || {
+            Ok(List {
+                divided: vec![gpu(0)],
+                ..list(&[gpu(1)])
+            })
+        };
+        let kept = || -> Vec<String> {
+            let Wanted::Slices(all) = &*published.borrow() else {
+                panic!("nothing is published");
+            };
+            let kept = all.iter().filter(|slice| slice.is_kept);
+            kept.map(|slice| slice.pool.clone()).collect()
+        };
+        machine.state().silence = Some("NVML hangs".into());
+        scans.scan(seen(), &mut measurer, &config, &outputs).await;
+        let (is_ready, why) = outputs.readiness.status();
+        assert!(
+            !is_ready && why.contains(&gpu(0).uuid) && why.contains("NVML hangs"),
+            "{why}"
+        );
+        assert_eq!(
+            (kept(), taints(&published)),
+            (vec!["vgpu-mig-3f8a1c20".to_owned()], vec![None, None])
+        );
+        assert!(
+            *outputs.scanned.borrow(),
+            "it registers, so that claims can be unprepared"
+        );
+        machine.state().silence = None;
+        scans.scan(seen(), &mut measurer, &config, &outputs).await;
+        assert!(outputs.readiness.status().0 && kept().is_empty());
+        assert_eq!(taints(&published), vec![None; 27]);
+    }
+
+    /// Their folder is none.
+    #[tokio::test]
+    async fn without_records_of_instances_a_plugin_that_has_started_publishes_nothing_new() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            ..
+        } = scan();
+        let machine = Machine::default();
+        let driver = machine.clone();
+        let makes = outputs
+            .node
+            .turn(move |node, _| node.make_instances_with(Arc::new(driver.clone()), driver.boot()));
+        makes.await.expect("a turn");
+        std::fs::create_dir_all(rig.path("store")).expect("a folder");
+        std::fs::write(rig.path("store/mig"), "").expect("written");
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.dynamic = DynamicGpus::new(MigDynamic::Instances);
+        let mut measurer = Measurer::new(Contexts::unknown(), Prober::unknown());
+        let divided = List {
+            divided: vec![gpu(0)],
+            ..List::default()
+        };
+        scans.scan(Ok(divided.clone()), &mut measurer, &config, &outputs).await;
+        assert_eq!(*published.borrow(), Wanted::Silent);
+        let (is_ready, why) = outputs.readiness.status();
+        assert!(!is_ready && why.contains("store/mig"), "{why}");
+        std::fs::remove_file(rig.path("store/mig")).expect("removed");
+        scans.scan(Ok(divided), &mut measurer, &config, &outputs).await;
+        assert!(outputs.readiness.status().0 && matches!(&*published.borrow(), Wanted::Slices(_)));
     }
 
     #[tokio::test]

@@ -22,6 +22,12 @@ pub struct DynamicGpu {
 // === impl DynamicGpu ===
 
 impl DynamicGpu {
+    /// Returns false if nothing is known yet of what the GPU offers: its pool is empty.
+    #[must_use]
+    pub fn is_surveyed(&self) -> bool {
+        !self.pool.counters.is_empty()
+    }
+
     /// A candidate as an instance that is not made yet.
     #[must_use]
     pub fn instance(&self, candidate: &Candidate) -> Gpu {

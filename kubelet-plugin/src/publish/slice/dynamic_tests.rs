@@ -208,3 +208,37 @@ fn a_reason_of_the_undivided_gpu_is_a_taint_of_that_device_alone() {
     let lost = BTreeMap::from([(gpu(0).uuid, Unavailable::Lost(String::new()))]);
     assert_eq!(tainted(undivided(dynamic, lost)), 26);
 }
+#[test]
+fn places_that_overlap_an_instance_without_claims_have_a_taint_and_no_counter_changes() {
+    let before = slices(&inventory(divided(&[], &[])), WHOLE);
+    let mut dynamic = divided(&[], &[]);
+    dynamic.pool.leftovers = vec![Placement { start: 4, size: 4 }];
+    let after = slices(&inventory(dynamic.clone()), WHOLE);
+    assert_eq!(after[2], before[2]);
+    let keys = |device: &Device| -> Vec<String> {
+        let taints = device.taints.iter().flatten();
+        taints.map(|taint| format!("{}:{}", taint.key, taint.effect)).collect()
+    };
+    let mut free = 0;
+    for device in &after[3].devices {
+        let place = dynamic.pool.find(&device.name).expect("a candidate").placement;
+        let expected = match place.start + place.size > 4 {
+            true => vec!["dra.vgpu/overlap:NoSchedule"],
+            false => vec![],
+        };
+        free += usize::from(expected.is_empty());
+        assert_eq!(keys(device), expected, "{}", device.name);
+    }
+    // Four of 1g and of 1g+me, two of 1g.20gb and of 2g, 3g and 4g.
+    assert_eq!((after[3].devices.len(), free), (25, 14));
+    let silent = BTreeMap::from([(gpu(0).uuid, Unavailable::Silent("NVML hangs".into()))]);
+    let silent = Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], silent);
+    let all = slices(&silent, WHOLE);
+    assert!(
+        all[2]
+            .devices
+            .iter()
+            .chain(&all[3].devices)
+            .all(|device| keys(device) == ["dra.vgpu/silent:NoSchedule"])
+    );
+}

@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::MigDynamic;
 use crate::publish::inventory::dynamic::tests::h100;
-use crate::publish::inventory::{DynamicGpu, Gpu};
+use crate::publish::inventory::{DynamicGpu, Gpu, Unavailable};
 use std::sync::{Arc, Mutex, MutexGuard};
 use vgpu_mig::candidates::Administrators;
 use vgpu_mig::driver::{ComputeInstance, GpuInstance, overlap};
@@ -28,8 +28,10 @@ pub(crate) struct State {
     pub(crate) makes_all_the_same: bool,
     /// How many calls came.
     pub(crate) calls: usize,
-    /// No call is answered.
-    pub(crate) is_silent: bool,
+    /// No call is answered, for this reason.
+    pub(crate) silence: Option<String>,
+    /// By when each call was to be answered.
+    deadlines: Vec<Instant>,
     /// MIG mode is off.
     is_whole: bool,
     /// UUIDs of GPUs whose mode needs a reset.
@@ -160,12 +162,18 @@ impl MigDriver for Machine {
     fn call(&self, gpu: &str, call: &Call) -> Result<Answer, Refused> {
         let mut state = self.state();
         state.calls += 1;
-        let answer = match call {
-            _ if state.is_silent => Err(Code::NoAnswer),
-            Call::IsResetless => Ok(Answer::IsResetless(!state.fixed.iter().any(|uuid| uuid == gpu))),
-            _ => state.answer(call),
+        let refused = |code, reason: &str| Refused::new(&format!("{call:?}"), code, reason);
+        let answer = match (state.silence.clone(), call) {
+            (Some(reason), _) => return Err(refused(Code::NoAnswer, &reason)),
+            (None, Call::IsResetless) => Ok(Answer::IsResetless(!state.fixed.iter().any(|uuid| uuid == gpu))),
+            (None, _) => state.answer(call),
         };
-        answer.map_err(|code| Refused::new(&format!("{call:?}"), code, ""))
+        answer.map_err(|code| refused(code, ""))
+    }
+
+    fn call_by(&self, gpu: &str, call: &Call, deadline: Instant) -> Result<Answer, Refused> {
+        self.state().deadlines.push(deadline);
+        self.call(gpu, call)
     }
 }
 
@@ -217,7 +225,14 @@ fn scan(node: &mut Node) -> Survey {
         .expect("read")
         .of
         .remove(&uuid);
-    let survey = survey.expect("the driver answers");
+    let survey = survey.expect("it was asked for").expect("the driver answers");
+    publish(node, &survey, BTreeMap::new());
+    survey
+}
+
+/// Gives the node what is published of GPU 0.
+fn publish(node: &mut Node, survey: &Survey, unavailable: BTreeMap<String, Unavailable>) {
+    let uuid = gpu(0).uuid;
     let administrators = survey.administrators.iter().map(|one| Administrators {
         profile: one.profile,
         placement: one.placement,
@@ -239,10 +254,12 @@ fn scan(node: &mut Node) -> Survey {
         pool,
         undivided_unavailable: None,
     };
-    node.set_inventory(Ok(
-        Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], BTreeMap::new())
-    ));
-    survey
+    node.set_inventory(Ok(Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], unavailable)));
+}
+
+/// The driver is known not to answer.
+fn silent() -> BTreeMap<String, Unavailable> {
+    BTreeMap::from([(gpu(0).uuid, Unavailable::Silent("NVML hangs".into()))])
 }
 
 /// A plugin that has just started, on this machine.
@@ -362,8 +379,12 @@ fn an_instance_that_is_in_use_is_reported_and_destroyed_when_it_is_free() {
         .expect_err("another tenant's process")
         .to_string();
     assert!(said.contains("while a process uses it"), "{said}");
+    prepare(&mut node, of("u3", &[FIRST_HALF])).expect("another place");
+    assert_eq!(scan(&mut node).leftovers, [Placement { start: 4, size: 4 }]);
+    unprepare(&mut node, "u3").expect("unprepared");
     machine.state().in_use.clear();
-    assert_eq!(scan(&mut node).problems, [""; 0]);
+    let survey = scan(&mut node);
+    assert_eq!((survey.problems, survey.leftovers), (vec![], vec![]));
     assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
 }
 
@@ -515,7 +536,7 @@ fn a_silent_driver_is_asked_once_in_a_turn() {
     prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
     prepare(&mut node, of("u2", &[FIRST_HALF])).expect("prepared");
     let before = machine.state().calls;
-    machine.state().is_silent = true;
+    machine.state().silence = Some("NVML hangs".into());
     let locked = node.locked();
     let answers = node.unprepare(&locked, &["u1", "u2"]);
     assert!(
@@ -523,7 +544,7 @@ fn a_silent_driver_is_asked_once_in_a_turn() {
         "the claims end all the same: {answers:?}"
     );
     assert_eq!(machine.state().calls - before, 1);
-    machine.state().is_silent = false;
+    machine.state().silence = None;
     scan(&mut node);
     assert_eq!(machine.starts(), [0; 0]);
 }
@@ -735,4 +756,109 @@ fn a_claim_that_was_allocated_the_other_form_has_it_alone() {
     devices.expect("devices").results = Some(first);
     refused(&mut node, both);
     assert_eq!((machine.is_on(), records(&rig)), (false, 0));
+}
+
+/// Other claims of the node wait behind each question.
+#[test]
+fn a_driver_that_is_known_to_be_silent_is_not_asked_before_it_has_listed_its_gpus() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    let survey = scan(&mut node);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
+    publish(&mut node, &survey, silent());
+    let before = machine.state().calls;
+    let said = prepare(&mut node, of("u2", &[FIRST_HALF]))
+        .expect_err("silent")
+        .to_string();
+    assert!(said.contains(FIRST_HALF) && said.contains("NVML hangs"), "{said}");
+    unprepare(&mut node, "u1").expect("the claim is unprepared");
+    assert_eq!(machine.state().calls, before);
+    assert_eq!((machine.starts(), records(&rig)), (vec![4], 1));
+    scan(&mut node);
+    assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
+}
+
+#[test]
+fn all_calls_of_a_turn_have_one_deadline() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    let deadlines = |node: &mut Node, uid, device| {
+        machine.state().deadlines.clear();
+        prepare(node, of(uid, &[device])).expect("prepared");
+        let mut deadlines = machine.state().deadlines.clone();
+        assert!(deadlines.len() > 2, "{deadlines:?}");
+        deadlines.dedup();
+        deadlines
+    };
+    let first = deadlines(&mut node, "u1", LAST_HALF);
+    let second = deadlines(&mut node, "u2", FIRST_HALF);
+    assert_eq!((first.len(), second.len(), first < second), (1, 1, true));
+}
+
+/// As kubelet does after it has restarted.
+#[test]
+fn a_claim_that_is_prepared_gets_its_former_answer_from_a_driver_that_is_silent() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    let survey = scan(&mut node);
+    let answer = prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
+    let unsurveyed = || {
+        let dynamic = DynamicGpu {
+            gpu: gpu(0),
+            ..DynamicGpu::default()
+        };
+        Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], silent())
+    };
+    // It hangs just now; it is known to hang; and nothing is known since the plugin has started.
+    let states: [&dyn Fn(&mut Node); 3] = [
+        &|node| publish(node, &survey, BTreeMap::new()),
+        &|node| publish(node, &survey, silent()),
+        &|node| node.set_inventory(Ok(unsurveyed())),
+    ];
+    for known in states {
+        machine.state().silence = Some("NVML hangs".into());
+        known(&mut node);
+        let again = prepare(&mut node, of("u1", &[LAST_HALF]));
+        assert_eq!(again.map_err(|error| error.to_string()), Ok(answer.clone()));
+        let said = prepare(&mut node, of("u2", &[FIRST_HALF]))
+            .expect_err("a new claim")
+            .to_string();
+        assert!(said.contains("NVML hangs"), "{said}");
+        drop(node);
+        machine.state().silence = None;
+        node = start(&rig, &machine);
+    }
+    assert_eq!(machine.starts(), [4]);
+    unprepare(&mut node, "u1").expect("unprepared");
+    assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
+}
+
+/// The turn's time is over, or the plugin was killed: a process with NVML still makes the instance.
+#[test]
+fn a_create_that_is_under_way_is_decided_by_the_first_list_that_comes_after_it() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    machine.state().refuses = Some(Code::NoAnswer);
+    prepare(&mut node, of("u1", &[LAST_HALF])).expect_err("no answer");
+    machine.state().refuses = None;
+    // The next plugin is told nothing as long as that process lives.
+    drop(node);
+    machine.state().silence = Some("a process with NVML has not ended a call".into());
+    let mut node = rig.open();
+    node.make_instances_with(Arc::new(machine.clone()), machine.boot());
+    let locked = node.locked();
+    let uuid = gpu(0).uuid;
+    let found = node
+        .survey(&locked, std::slice::from_ref(&uuid), &[])
+        .expect("read")
+        .of
+        .remove(&uuid);
+    let unsurveyed = found.expect("it was asked for").expect_err("nothing is known");
+    assert_eq!((unsurveyed.held.len(), records(&rig)), (1, 1));
+    assert!(unsurveyed.why.starts_with("a process with NVML"), "{}", unsurveyed.why);
+    drop(locked);
+    machine.make_half(4);
+    machine.state().silence = None;
+    assert!(scan(&mut node).administrators.is_empty(), "the claim's");
+    assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
 }
