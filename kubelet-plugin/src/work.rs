@@ -11,6 +11,7 @@ use crate::dra::node::SharedNode;
 use crate::driver_limit::probe::Prober;
 use crate::enforcement::{self, Observer, Processes};
 use crate::metrics::{Metrics, Sources};
+use crate::node_labels::mig_dynamic;
 use crate::nvml::{Nvml, sampler};
 use crate::publish::contexts::Contexts;
 use crate::publish::faults::{FaultStore, OpenFaults, Watcher};
@@ -52,6 +53,7 @@ pub(crate) struct TaskInputs {
     pub(crate) scanned: watch::Sender<bool>,
     /// Asks for a scan before its time.
     pub(crate) rescan: Arc<Notify>,
+    pub(crate) setting: mig_dynamic::Said,
 }
 
 /// Works while `works` is true, and otherwise scans for this instance's own calls. Returns only if one of the tasks has
@@ -181,12 +183,22 @@ fn scan(
     let contexts = Contexts::of_node(&parts.config);
     let (node, processes) = (parts.node.clone(), parts.processes.clone());
     let prober = Prober::new(Box::new(move || node.lock().driver_limit_program(processes.blind())));
-    gpus::run(samples, contexts, prober, parts.config.clone(), faults, outputs)
+    let (config, setting) = (parts.config.clone(), parts.setting.remark.clone());
+    gpus::run(samples, contexts, prober, config, faults, setting, outputs)
 }
 
 /// The work that needs the Node object's UID: slices are owned by the Node, and events refer to it. Returns which part of it
 /// ended.
 async fn with_node(parts: TaskInputs, wanted: watch::Receiver<Wanted>) -> String {
+    // Other pools may be this node's with another value of its label.
+    let mut is_decided = parts.setting.is_decided.clone();
+    if !*is_decided.borrow() {
+        let why = "the API server has not listed this node, whose labels say what to publish";
+        parts.readiness.set(publish::PART, Err(why.into()));
+    }
+    if is_decided.wait_for(|is_decided| *is_decided).await.is_err() {
+        return std::future::pending().await;
+    }
     // Without the record of who allocates, nothing may be published.
     let taints = || async {
         let mark = &parts.config.allocator_mark;
