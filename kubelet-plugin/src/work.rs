@@ -193,7 +193,8 @@ async fn with_node(parts: TaskInputs, wanted: watch::Receiver<Wanted>) -> String
     // Other pools may be this node's with another value of its label.
     let mut is_decided = parts.setting.is_decided.clone();
     if !*is_decided.borrow() {
-        let why = "the API server has not listed this node, whose labels say what to publish";
+        let why = "the API server has not listed this node, whose labels say what to publish; check it, and nodes: list, watch in \
+                   the plugin's ClusterRole";
         parts.readiness.set(publish::PART, Err(why.into()));
     }
     if is_decided.wait_for(|is_decided| *is_decided).await.is_err() {

@@ -8,6 +8,7 @@
 //! Failure modes:
 //! - The API server cannot be reached: the labels that were seen last apply. A start waits [`LISTED_WITHIN`] for them. Without
 //!   them NVML may be used, and nothing is published ([`mig_dynamic`]).
+//! - The plugin may not list nodes: as before the first list, for as long as that lasts. `/readyz` says so.
 //! - The Node is deleted: its last labels apply until it is there again.
 
 pub(crate) mod driver_pause;
