@@ -310,6 +310,9 @@ async fn end_signal() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dra::node::tests::Rig;
+    use crate::node_labels::tests::{Events, node};
+    use kube::runtime::watcher::Event;
 
     /// Returns true if `condition` becomes true soon; the clock of these tests is paused and advances by
     /// itself.
@@ -419,6 +422,26 @@ mod tests {
                 plugin.end().await;
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_label_of_the_node_says_the_value_at_the_start_and_another_one_later_stops_the_plugin() {
+        let rig = Rig::new(false);
+        let (events, mut config) = (Events::new(), rig.config());
+        let labelled = |value| node(&[("dra.vgpu/mig-dynamic", value)]);
+        events.send(Ok(Event::InitApply(labelled("instances"))));
+        assert_eq!(config.mig_dynamic, MigDynamic::Off, "the chart's");
+        let follower = mig_dynamic::Follower::start(&mut config, events.seen.clone()).await;
+        assert_eq!(config.mig_dynamic, MigDynamic::Instances);
+        let (stop, mut stopped) = watch::channel(false);
+        let ending = tokio::spawn(end_on_change(follower, stop));
+        events.send(Ok(Event::Apply(labelled("instances"))));
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(!*stopped.borrow());
+        events.send(Ok(Event::Apply(labelled("off"))));
+        stopped.wait_for(|stopped| *stopped).await.expect("it is told");
+        assert!(!ending.is_finished(), "the servers end first");
+        ending.await.expect("it does not wait for them without end");
     }
 
     #[tokio::test(start_paused = true)]
