@@ -155,7 +155,7 @@ fn what_is_refused_is_refused_in_the_same_words() {
     let mut checked = 0;
     for file in cases("refuse") {
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
-        if ["access-", "toleration-", "domain-", "count-"]
+        if ["access-", "toleration-", "domain-"]
             .iter()
             .any(|of| name.starts_with(of))
         {
@@ -271,6 +271,71 @@ fn the_policies_refuse_each_mistake_in_words() {
         assert!(shown.contains(words), "{name}: {words}: {shown}");
         for message in &verdict.denied {
             assert!(!message.contains("failed expression"), "{name}: {message}");
+        }
+    }
+}
+
+/// The instances of all requests of a claim are counted together. Without instances that claims make, any number is accepted.
+#[test]
+fn a_claim_asks_for_as_many_instances_as_their_places_are_found_in_time() {
+    let test = "a_claim_asks_for_as_many_instances_as_their_places_are_found_in_time";
+    let denied = |values: &[&str], files: &[(PathBuf, String, Value)]| {
+        let objects: Vec<Value> = files.iter().map(|(_, _, object)| object.clone()).collect();
+        let verdicts = verdicts(test, values, &objects)?.into_iter().zip(files);
+        let denied = verdicts.map(|(verdict, (file, _, _))| {
+            assert_eq!(verdict.errors, Vec::<String>::new(), "{}", file.display());
+            verdict.denied
+        });
+        Some(denied.collect::<Vec<_>>())
+    };
+    let read = |of: &str| -> Vec<(PathBuf, String, Value)> {
+        let files = cases(of).into_iter();
+        files
+            .map(|file| {
+                let (first, object) = read(&file);
+                (file, first, object)
+            })
+            .collect()
+    };
+    let (accepted, refused) = (read("mig/accept"), read("mig/refuse"));
+    let (dynamic, shared, by_label) = (
+        "mig.dynamic=instances",
+        "mig.instances=shared",
+        "mig.instancesPerClaim=8",
+    );
+    let Some(found) = denied(&[dynamic], &accepted) else {
+        return;
+    };
+    assert_eq!(found, vec![Vec::<String>::new(); accepted.len()]);
+    // Within the cost limit of CEL, also for the largest claim.
+    denied(&[dynamic, shared], &read("accept")).expect("as before");
+    // Whether class vgpu-mig has the limit, and class vgpu.
+    for (values, of_instances, of_shares) in [
+        (&[dynamic][..], true, false),
+        (&[dynamic, shared], true, true),
+        (&[by_label], true, false),
+        (&[by_label, shared], true, true),
+        (&[], false, false),
+        (&[shared], false, false),
+        (&[dynamic, "mig.instancesPerClaim=12"], false, false),
+    ] {
+        let found = denied(values, &refused).expect("as before");
+        for ((file, first, _), found) in refused.iter().zip(found) {
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            let is_refused = if name.starts_with("shared-") {
+                of_shares
+            } else {
+                of_instances
+            };
+            let words = first
+                .strip_prefix("refused: ")
+                .expect("the first line says `# refused: `");
+            let said = found.iter().any(|said| said.contains(words));
+            assert_eq!(
+                (said, found.len()),
+                (is_refused, usize::from(is_refused)),
+                "{name}, {values:?}: {found:?}"
+            );
         }
     }
 }

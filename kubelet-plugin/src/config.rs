@@ -116,8 +116,8 @@ pub enum MigInstances {
     Shared,
 }
 
-/// The GPUs on which claims make instances.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+/// The GPUs on which claims make instances. Each value allows what those before it allow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum MigDynamic {
     /// Claims get instances that an administrator has made.
     #[default]
@@ -162,6 +162,7 @@ pub struct Config {
     pub library_store: PathBuf,
     pub shares: u32,
     pub mig_instances: MigInstances,
+    /// The chart's value, or that of the node's label (`node_labels`).
     pub mig_dynamic: MigDynamic,
     /// The folder of the records of instances that claims made.
     pub mig_records: PathBuf,
@@ -333,14 +334,7 @@ impl Flags {
         if !is_dns_subdomain(&self.node_name) {
             return Err(Error::NodeName(self.node_name.clone()));
         }
-        let longest = match self.mig_dynamic {
-            MigDynamic::Off => Pools::LONGEST_SUFFIX,
-            MigDynamic::Instances | MigDynamic::Modes => Pools::LONGEST_DYNAMIC_SUFFIX,
-        };
-        if self.node_name.len() + longest.len() > POOL_NAME_MAX {
-            let node = self.node_name.clone();
-            return Err(Error::PoolName { node, longest });
-        }
+        check_pool_names(&self.node_name, self.mig_dynamic)?;
         if !is_uid(&self.pod_uid) {
             return Err(Error::PodUid(self.pod_uid.clone()));
         }
@@ -388,6 +382,20 @@ impl Config {
             of_instances: self.mig_instances == MigInstances::Shared,
         }
     }
+}
+
+/// # Errors
+/// The name of a pool of this node would be too long.
+pub(crate) fn check_pool_names(node: &str, mig_dynamic: MigDynamic) -> Result<(), Error> {
+    let longest = match mig_dynamic {
+        MigDynamic::Off => Pools::LONGEST_SUFFIX,
+        MigDynamic::Instances | MigDynamic::Modes => Pools::LONGEST_DYNAMIC_SUFFIX,
+    };
+    if node.len() + longest.len() > POOL_NAME_MAX {
+        let node = node.to_owned();
+        return Err(Error::PoolName { node, longest });
+    }
+    Ok(())
 }
 
 /// The longest name of a pool that the API server accepts in a ResourceSlice.

@@ -24,7 +24,7 @@
 //! | `metrics` | figures for Prometheus |
 //!
 //! Of two instances on a node, one works (`work`); both answer kubelet's calls (`run`). `driver` finds the files of the
-//! driver, `nvml` asks it, `driver_limit` has it limit cgroups, and `connection` is the transport of `api`. `check` prints what `nvml`, `enforcement` and `driver`
+//! driver, `nvml` asks it, `node_labels` says when not to, `driver_limit` has it limit cgroups, and `connection` is the transport of `api`. `check` prints what `nvml`, `enforcement` and `driver`
 //! find, for `make gpu-check`. `soft_gpu` is the init container that puts the software GPU on a node.
 //!
 //! Pure (no I/O): `publish::slice`, `publish::plan`, `publish::gpus::published`, `publish::faults::open_faults`, `dra::claim`,
@@ -39,13 +39,13 @@ pub mod containers;
 pub mod dra;
 pub mod driver;
 pub mod driver_limit;
-pub mod driver_pause;
 pub mod enforcement;
 #[cfg(test)]
 mod fuzz_tests;
 mod heap;
 pub mod http;
 pub mod metrics;
+mod node_labels;
 pub mod nvml;
 pub mod publish;
 pub mod ready;

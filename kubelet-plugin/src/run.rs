@@ -4,11 +4,15 @@
 //!   plugin. A full disk stops neither: claims are unprepared, and the library is installed when there is room.
 //! - The DRA socket listens before the plugin registers with kubelet.
 //! - Slices are published once kubelet has accepted this instance, and only while kubelet can reach it.
+//! - The node's labels are read first, because they say if claims make instances. An API server that is silent delays the
+//!   start by at most 10 s.
 //! - Registration waits for the first scan of the GPUs: a Prepare before it would fail, and kubelet retries
 //!   only after up to a minute.
 //! - kubelet calls the instance that registered last. So an instance that can prepare nothing, because its library or its
 //!   driver fails, or because it cannot read claims, does not register while another one works. Alone it does: claims must
 //!   be unprepared.
+//!
+//! A label that says another value later ends the plugin, and kubelet starts it again (`node_labels::mig_dynamic`).
 //!
 //! At shutdown the registration socket is removed first. The slices stay: kubelet removes them if no instance
 //! comes back.
@@ -24,12 +28,13 @@ use crate::dra::server::Service;
 use crate::dra::{claim_access, keep, registration};
 use crate::enforcement::Processes;
 use crate::metrics::{Metrics, Sources, hami};
+use crate::node_labels::{driver_pause, mig_dynamic};
 use crate::nvml::Nvml;
 use crate::publish::gpus;
 use crate::publish::publish_gate::Holding;
 use crate::ready::Readiness;
 use crate::work::{self, TaskInputs};
-use crate::{connection, driver_pause, heap, http, publish};
+use crate::{connection, heap, http, node_labels, publish};
 use anyhow::Context as _;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use std::future::Future;
@@ -51,6 +56,8 @@ use vgpu_proto::registration::registration_server::RegistrationServer;
 const NEEDED: [&str; 3] = [keep::LIBRARY, gpus::PART, claim_access::PART];
 /// How often an instance that can prepare nothing checks whether another one works.
 const TRIED_EVERY: Duration = Duration::from_secs(1);
+/// How long the end for a changed label may take. kubelet gives a pod that it ends 30 s.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
 /// How long registration waits for the first scan. Loading a driver takes seconds without persistence mode.
 const FIRST_SCAN: Duration = Duration::from_secs(30);
 
@@ -75,7 +82,12 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     ended
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
+async fn serve(mut config: Config) -> anyhow::Result<()> {
+    let server = kube::Config::infer().await;
+    let client = connection::client(server.context("no configuration for the API server")?)?;
+    let cluster = Cluster::new(client, config.node_name.clone());
+    let labels = follow_labels(&cluster, &config.node_name);
+    let follower = mig_dynamic::Follower::start(&mut config, labels.clone()).await;
     let processes = Processes::of_node(Some(&config.pod_uid));
     let (program, sizes) = (Path::new("/proc/self/exe"), &config.memory_sizes);
     let nvml = Nvml::with_instances(program, &config.driver_root, sizes, &config.calls_lock);
@@ -88,9 +100,6 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let [library, gpus, claims] = NEEDED;
     let readiness = Readiness::new(&[library, gpus, claims, publish::PART, registration::PART]);
     let metrics = Metrics::default();
-    let server = kube::Config::infer().await;
-    let client = connection::client(server.context("no configuration for the API server")?)?;
-    let cluster = Cluster::new(client, config.node_name.clone());
     let (stop, stopped) = watch::channel(false);
     let (reports, reported) = watch::channel(Report::default());
     let (scanned, first_scan) = watch::channel(false);
@@ -125,15 +134,27 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         reports,
         scanned,
         rescan: Arc::default(),
+        setting: follower.said(),
     };
     let http = axum::serve(listener, pages(&parts)).with_graceful_shutdown(until(stopped));
-    start_tasks(&parts, stop);
+    start_tasks(&parts, labels, stop.clone());
     let work = tokio::spawn(work::run(parts, works));
     let http = async { http.await.context("the HTTP server ended") };
     tokio::select! {
         served = async { tokio::try_join!(registration, dra, http) } => served.map(drop),
+        () = end_on_change(follower, stop) => Ok(()),
         ended = work => anyhow::bail!("{}; kubelet starts the plugin again", ended.unwrap_or_else(|error| error.to_string())),
     }
+}
+
+/// Ends the plugin once the node's label says another value than the one with which it started.
+async fn end_on_change(follower: mig_dynamic::Follower, stop: watch::Sender<bool>) {
+    let why = follower.run().await;
+    tracing::info!("stopping: {why}; kubelet starts the plugin again");
+    stop.send_replace(true);
+    tokio::time::sleep(ENDS_WITHIN).await;
+    let seconds = ENDS_WITHIN.as_secs();
+    tracing::warn!("connections are still open after {seconds} s; ending all the same");
 }
 
 /// Recovers the state of a former instance, and says that this one lives.
@@ -169,12 +190,20 @@ fn pages(parts: &TaskInputs) -> axum::Router {
     http::router(parts.readiness.clone(), registries)
 }
 
+/// Follows the labels of this node's object from now on.
+fn follow_labels(cluster: &Cluster, node: &str) -> node_labels::Seen {
+    let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
+    let events = watcher(cluster.nodes(), own).default_backoff();
+    let (labels, seen) = watch::channel(None);
+    tokio::spawn(node_labels::follow(events, labels));
+    seen
+}
+
 /// Starts the tasks that run until the plugin ends, beside the servers and the tasks of `work`.
-fn start_tasks(parts: &TaskInputs, stop: watch::Sender<bool>) {
+fn start_tasks(parts: &TaskInputs, labels: node_labels::Seen, stop: watch::Sender<bool>) {
     let (cluster, readiness) = (parts.cluster.clone(), parts.readiness.clone());
-    let own = watcher::Config::default().fields(&format!("metadata.name={}", parts.config.node_name));
-    let own_node = watcher(cluster.nodes(), own).default_backoff();
-    tokio::spawn(driver_pause::run(own_node, parts.nvml.clone(), parts.rescan.clone()));
+    // First, so that the driver is not asked before the pause is known.
+    tokio::spawn(driver_pause::run(labels, parts.nvml.clone(), parts.rescan.clone()));
     tokio::spawn(keep::run(parts.node.clone(), readiness.clone()));
     tokio::spawn(heap::keep_small());
     tokio::spawn(async move { claim_access::wait(&cluster, &readiness).await });
@@ -282,6 +311,9 @@ async fn end_signal() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dra::node::tests::Rig;
+    use crate::node_labels::tests::{Events, node};
+    use kube::runtime::watcher::Event;
 
     /// Returns true if `condition` becomes true soon; the clock of these tests is paused and advances by
     /// itself.
@@ -391,6 +423,26 @@ mod tests {
                 plugin.end().await;
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_label_of_the_node_says_the_value_at_the_start_and_another_one_later_stops_the_plugin() {
+        let rig = Rig::new(false);
+        let (events, mut config) = (Events::new(), rig.config());
+        let labelled = |value| node(&[("dra.vgpu/mig-dynamic", value)]);
+        events.send(Ok(Event::InitApply(labelled("instances"))));
+        assert_eq!(config.mig_dynamic, MigDynamic::Off, "the chart's");
+        let follower = mig_dynamic::Follower::start(&mut config, events.seen.clone()).await;
+        assert_eq!(config.mig_dynamic, MigDynamic::Instances);
+        let (stop, mut stopped) = watch::channel(false);
+        let ending = tokio::spawn(end_on_change(follower, stop));
+        events.send(Ok(Event::Apply(labelled("instances"))));
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(!*stopped.borrow());
+        events.send(Ok(Event::Apply(labelled("off"))));
+        stopped.wait_for(|stopped| *stopped).await.expect("it is told");
+        assert!(!ending.is_finished(), "the servers end first");
+        ending.await.expect("it does not wait for them without end");
     }
 
     #[tokio::test(start_paused = true)]

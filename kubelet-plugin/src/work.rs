@@ -11,6 +11,7 @@ use crate::dra::node::SharedNode;
 use crate::driver_limit::probe::Prober;
 use crate::enforcement::{self, Observer, Processes};
 use crate::metrics::{Metrics, Sources};
+use crate::node_labels::mig_dynamic;
 use crate::nvml::{Nvml, sampler};
 use crate::publish::contexts::Contexts;
 use crate::publish::faults::{FaultStore, OpenFaults, Watcher};
@@ -52,6 +53,7 @@ pub(crate) struct TaskInputs {
     pub(crate) scanned: watch::Sender<bool>,
     /// Asks for a scan before its time.
     pub(crate) rescan: Arc<Notify>,
+    pub(crate) setting: mig_dynamic::Said,
 }
 
 /// Works while `works` is true, and otherwise scans for this instance's own calls. Returns only if one of the tasks has
@@ -181,12 +183,14 @@ fn scan(
     let contexts = Contexts::of_node(&parts.config);
     let (node, processes) = (parts.node.clone(), parts.processes.clone());
     let prober = Prober::new(Box::new(move || node.lock().driver_limit_program(processes.blind())));
-    gpus::run(samples, contexts, prober, parts.config.clone(), faults, outputs)
+    let (config, setting) = (parts.config.clone(), parts.setting.remark.clone());
+    gpus::run(samples, contexts, prober, config, faults, setting, outputs)
 }
 
 /// The work that needs the Node object's UID: slices are owned by the Node, and events refer to it. Returns which part of it
 /// ended.
 async fn with_node(parts: TaskInputs, wanted: watch::Receiver<Wanted>) -> String {
+    until_decided(parts.setting.is_decided.clone(), &parts.readiness).await;
     // Without the record of who allocates, nothing may be published.
     let taints = || async {
         let mark = &parts.config.allocator_mark;
@@ -249,6 +253,20 @@ async fn with_node(parts: TaskInputs, wanted: watch::Receiver<Wanted>) -> String
     first_end(&mut tasks).await
 }
 
+/// Waits until the labels of the node have been read: with another value of its label it may have other pools.
+async fn until_decided(mut is_decided: watch::Receiver<bool>, readiness: &Readiness) {
+    if *is_decided.borrow() {
+        return;
+    }
+    let why = "the API server has not listed this node, whose labels say what to publish; check it, and nodes: list, watch in the \
+               plugin's ClusterRole";
+    readiness.set(publish::PART, Err(why.into()));
+    if is_decided.wait_for(|is_decided| *is_decided).await.is_err() {
+        // The plugin ends.
+        std::future::pending().await
+    }
+}
+
 /// Selects the slices that this driver publishes for this node.
 fn own_slices(config: &Config) -> String {
     format!("spec.driver={DRIVER_NAME},spec.nodeName={}", config.node_name)
@@ -293,6 +311,7 @@ mod tests {
     use super::*;
     use crate::dra::node::tests::Rig;
     use kube::client::Body;
+    use std::time::Duration;
 
     /// An API server that forbids to read these objects.
     fn that_forbids(objects: &'static str) -> Cluster {
@@ -341,6 +360,24 @@ mod tests {
             .await
             .expect_err("no mark");
         assert!(error.contains("who allocates"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_published_before_the_labels_of_the_node_are_known() {
+        let readiness = Readiness::new(&[publish::PART]);
+        let (decide, is_decided) = watch::channel(false);
+        let waiting = until_decided(is_decided.clone(), &readiness);
+        let waited = tokio::time::timeout(Duration::from_secs(600), waiting).await;
+        assert!(waited.is_err());
+        let said = readiness.status().1;
+        assert!(
+            said.contains("has not listed this node") && said.contains("list, watch"),
+            "{said}"
+        );
+        decide.send_replace(true);
+        until_decided(is_decided.clone(), &readiness).await;
+        drop(decide);
+        until_decided(is_decided, &readiness).await;
     }
 
     #[tokio::test]

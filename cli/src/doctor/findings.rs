@@ -168,7 +168,7 @@ fn nodes(seen: &Seen, is_installed: bool) -> Vec<Finding> {
                 object: object.clone(),
                 value: "has a GPU by its labels; the plugin is ready there and offers none".to_owned(),
                 breaks: "its GPUs are not offered: the plugin found no NVIDIA driver, and in /sys no GPU for containers, or \
-                         the node's label nvidia.com/gpu.deploy.client pauses the driver"
+                         the node's label nvidia.com/gpu.deploy.client or nvidia.com/mig.config.state pauses the driver"
                     .to_owned(),
                 mend: format!(
                     "{}; the plugin's log and its VgpuNode say what was found. If the node has no GPU, take its label off, or \

@@ -221,8 +221,10 @@ pub(super) fn notes(seen: &Seen) -> Vec<String> {
 
 /// The label by which GPU Operator's MIG manager says what it did on a node.
 const MIG_MANAGER: &str = "nvidia.com/mig.config.state";
+/// The label by which claims make instances on a node, or do not.
+const MIG_DYNAMIC: &str = "dra.vgpu/mig-dynamic";
 
-/// Nodes with instances of ours where GPU Operator's MIG manager may make them anew.
+/// Nodes with instances of ours, or where claims are to make them, where GPU Operator's MIG manager may make them anew.
 pub(super) fn mig_managers(seen: &Seen) -> Vec<Finding> {
     let instances = |node: &str| {
         let slices = seen.our_slices().filter(|slice| text(slice, "/spec/nodeName") == node);
@@ -230,15 +232,17 @@ pub(super) fn mig_managers(seen: &Seen) -> Vec<Finding> {
         devices.filter(|device| is_instance(device)).count()
     };
     let finding = |node: &Value| {
-        let (name, state) = (
-            text(node, "/metadata/name"),
-            node["metadata"]["labels"][MIG_MANAGER].as_str()?,
-        );
-        let count = instances(name);
-        let is_off = node["metadata"]["labels"]["nvidia.com/gpu.deploy.mig-manager"] == "false";
-        (count > 0 && !is_off).then(|| Finding {
+        let (name, labels) = (text(node, "/metadata/name"), &node["metadata"]["labels"]);
+        let state = labels[MIG_MANAGER].as_str()?;
+        let is_off = labels["nvidia.com/gpu.deploy.mig-manager"] == "false";
+        let beside = match (instances(name), labels[MIG_DYNAMIC].as_str()) {
+            (0, None | Some("off")) => return None,
+            (0, Some(value)) => format!("claims make instances there by its label {MIG_DYNAMIC}={value}"),
+            (count, _) => format!("{count} instances of GPUs are devices of {DRIVER}"),
+        };
+        (!is_off).then(|| Finding {
             object: format!("Node {name}"),
-            value: format!("{MIG_MANAGER}={state}, and {count} instances of GPUs are devices of {DRIVER}"),
+            value: format!("{MIG_MANAGER}={state}, and {beside}"),
             breaks: "GPU Operator's MIG manager destroys instances and makes others when it starts or the label nvidia.com/mig.config \
                      changes, also those that claims have"
                 .to_owned(),

@@ -130,6 +130,7 @@ nodes/0/status/nodeInfo/containerRuntimeVersion = "containerd://1.6.9" | Node n1
 vgpu_nodes/0/status/asOf = "2026-01-01T23:50:00Z" | VgpuNode n1 | was written 600 s ago
 vgpu_nodes/0/status/conditions/0 = {"type": "Ready", "status": "False", "reason": "Library", "message": "disk full"} | VgpuNode n1 | is not ready: Library: disk full
 vgpu_nodes/0/status/conditions/0 = {"type": "DriverFound", "status": "True", "reason": "GpusLeftOut", "message": "GPU GPU-1: no figure"} | VgpuNode n1 | GpusLeftOut: GPU GPU-1: no figure
+vgpu_nodes/0/status/conditions/0 = {"type": "DriverFound", "status": "True", "reason": "SettingNotApplied", "message": "a label is wrong"} | VgpuNode n1 | SettingNotApplied: a label is wrong
 vgpu_nodes = [{"metadata": {"name": "n1"}, "status": {"asOf": "2026-01-01T23:59:10Z"}}, {"metadata": {"name": "n2"}, "status": {}}] | VgpuNode n2 | kubectl delete vgpunode n2"#;
 
 fn set(seen: &mut Seen, place: &str, value: Value) {
@@ -403,6 +404,15 @@ fn a_mig_manager_beside_instances_is_found() {
     let mut without = well();
     objects(&mut without.nodes)[0]["metadata"]["labels"]["nvidia.com/mig.config.state"] = "success".into();
     assert_eq!(findings::of(&without), []);
+    // It has what claims are about to make, also while nothing is published because it is at work.
+    objects(&mut without.nodes)[0]["metadata"]["labels"]["dra.vgpu/mig-dynamic"] = "off".into();
+    assert_eq!(findings::of(&without), []);
+    objects(&mut without.nodes)[0]["metadata"]["labels"]["dra.vgpu/mig-dynamic"] = "instances".into();
+    is_found(
+        &without,
+        "Node n1",
+        "nvidia.com/mig.config.state=success, and claims make instances there by its label dra.vgpu/mig-dynamic=instances",
+    );
     // NVIDIA's device plugin gives instances away, too.
     objects(&mut off.nodes)[0]["status"]["allocatable"]["nvidia.com/mig-3g.40gb"] = "2".into();
     is_found(

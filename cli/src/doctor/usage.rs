@@ -29,7 +29,7 @@ fn remarks(vgpu_node: &Value) -> Option<(&str, &str)> {
     let mut found = conditions.filter(|of| of["type"] == "DriverFound" && of["status"] == "True");
     let found = found.next()?;
     let (reason, message) = (text(found, "/reason"), text(found, "/message"));
-    matches!(reason, "GpusLeftOut" | "LinksContradict").then_some((reason, message))
+    matches!(reason, "GpusLeftOut" | "SettingNotApplied" | "LinksContradict").then_some((reason, message))
 }
 
 /// For nodes whose plugin is ready: its own condition and the age of its figures. A plugin that is not ready, also beside
@@ -60,11 +60,12 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
         if let Some((reason, message)) = remarks(one).filter(|_| ready.contains(name)) {
             let breaks = match reason {
                 "GpusLeftOut" => "these GPUs are not offered",
+                "SettingNotApplied" => "the node works with another setting than the one that was asked for",
                 _ => {
                     "claims that match by nvlinkClique do not get these GPUs; the policy nvlink takes them for GPUs without NVLink"
                 }
             };
-            let mend = format!("the message says of each GPU what to set or look at; {log}");
+            let mend = format!("the message says what to set or look at; {log}");
             return Some(finding(name, format!("{reason}: {message}"), breaks, mend));
         }
         let written = text(one, "/status/asOf").parse::<jiff::Timestamp>().ok()?;

@@ -15,7 +15,7 @@ pub(crate) const FILE: &str = "--file";
 pub(crate) const HELP: &str = "\
 vgpu-cdi-hook: prepares a container for its share of a GPU (an OCI createContainer hook)
 
-usage: vgpu-cdi-hook preload [--library PATH] [--file NAME]... [--report FOLDER] < STATE
+usage: vgpu-cdi-hook preload [--library PATH] [--file NAME]... [--report FOLDER] [--alone VERSION] [--refused WHY] < STATE
        vgpu-cdi-hook --help | --version
   preload         verifies the mounts at /dev/vgpu and makes it read-only, then mounts a read-only list over the
                   container's /etc/ld.so.preload: the image's own entries and the library. Fails with one line if the
@@ -27,6 +27,9 @@ usage: vgpu-cdi-hook preload [--library PATH] [--file NAME]... [--report FOLDER]
   --report FOLDER gets a file with one line if no loader of the image reads the list (no-glibc), or if this fails
                   (not-started.vgpu-cdi-hook)
                   (absolute, on the node); without it, or if it cannot be written, the line goes to stderr
+  --alone VERSION the claim has an instance of a GPU, and a driver of this version gives a program nothing beside it: fails
+                  if the container has another device
+  --refused WHY   fails with this reason: the claim's devices are not what they were
   STATE           the container's state, as the runtime passes it to hooks
 ";
 
@@ -43,6 +46,10 @@ pub(crate) struct Preload {
     /// Files below /dev/vgpu that the CDI spec mounts.
     pub(crate) files: Vec<String>,
     pub(crate) report: Option<PathBuf>,
+    /// The driver's version, if it gives a program of this container one device alone.
+    pub(crate) alone: Option<String>,
+    /// Why the container must not start.
+    pub(crate) refused: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,7 +58,7 @@ pub enum Error {
     NoCommand,
     #[error("{0:?} is not a command; the only one is `preload` (see --help)")]
     UnknownCommand(OsString),
-    #[error("{0:?} is not an option of preload; use --library, --file or --report")]
+    #[error("{0:?} is not an option of preload; use --library, --file, --report, --alone or --refused")]
     UnknownOption(OsString),
     #[error("{0} is given twice; give it once")]
     Repeated(&'static str),
@@ -75,11 +82,14 @@ impl Command {
             _ => return Err(Error::UnknownCommand(command)),
         }
         let (mut library, mut report, mut files) = (None, None, Vec::new());
+        let (mut alone, mut refused) = (None, None);
         while let Some(option) = arguments.next() {
             let (name, value) = match option.to_str() {
                 Some("-h" | "--help") => return Ok(Self::Help),
                 Some("--library") => ("--library", &mut library),
                 Some("--report") => ("--report", &mut report),
+                Some("--alone") => ("--alone", &mut alone),
+                Some("--refused") => ("--refused", &mut refused),
                 Some(FILE) => {
                     let file = arguments.next().ok_or(Error::NoValue(FILE))?;
                     files.push(file.into_string().map_err(Error::File)?);
@@ -101,10 +111,17 @@ impl Command {
             return Err(Error::File(bad.into()));
         }
         let report = report.map(PathBuf::from);
-        match report {
-            Some(path) if !path.is_absolute() => Err(Error::Report(path)),
-            report => Ok(Self::Preload(Preload { library, files, report })),
+        if let Some(path) = report.as_ref().filter(|path| !path.is_absolute()) {
+            return Err(Error::Report(path.clone()));
         }
+        let words = |text: OsString| text.to_string_lossy().into_owned();
+        Ok(Self::Preload(Preload {
+            library,
+            files,
+            report,
+            alone: alone.map(words),
+            refused: refused.map(words),
+        }))
     }
 }
 
@@ -128,6 +145,8 @@ mod tests {
             library: "/a/b.so".into(),
             files: vec![".lib/a".into(), ".driver/b.so".into()],
             report: Some("/r".into()),
+            alone: Some("560.35".into()),
+            refused: Some("it was replaced".into()),
         };
         assert_eq!(
             parse(&[
@@ -138,6 +157,10 @@ mod tests {
                 ".lib/a",
                 "--report",
                 "/r",
+                "--alone",
+                "560.35",
+                "--refused",
+                "it was replaced",
                 "--file",
                 ".driver/b.so"
             ]),
@@ -147,6 +170,8 @@ mod tests {
             library: CONTAINER_PRELOAD.into(),
             files: Vec::new(),
             report: None,
+            alone: None,
+            refused: None,
         };
         assert_eq!(parse(&["preload"]), Ok(Command::Preload(default)));
         assert_eq!(parse(&["preload", "--help"]), Ok(Command::Help));

@@ -26,6 +26,8 @@
 //! - run again, once for each claim: the list of the first run is found and kept;
 //! - an image without glibc: no program of it reads the list, and the report says so;
 //! - a CDI spec without /dev/vgpu, which something else wrote: the error line says so;
+//! - an instance of a GPU beside another device, whose driver gives a program one of them, or an instance that was replaced by
+//!   another one: the plugin's arguments say so, and the container does not start;
 //! - volumes at /dev or /etc, over the folder of shares or in it, and anything else: exit status 1 and one line that
 //!   names the container, the file and the remedy, also in the report. runc copies it into the pod's event.
 #![forbid(unsafe_code)]
@@ -67,6 +69,8 @@ pub enum Error {
         path: PathBuf,
         source: io::Error,
     },
+    #[error("container {id}: a device of its claim is not what the claim was given: {why}")]
+    Refused { id: String, why: String },
     #[error("container {id}: {source}")]
     Shares { id: String, source: shares::Error },
     #[error("container {id}: {source}")]
@@ -94,13 +98,17 @@ pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Resul
 fn preload_library(preload: &Preload, stdin: impl Read) -> Result<(), Error> {
     let container = Container::read(stdin)?;
     let id = container.id;
+    if let Some(why) = preload.refused.clone() {
+        return Err(Error::Refused { id, why });
+    }
     let root = Root::open(&container.root).map_err(|source| Error::Root {
         id: id.clone(),
         path: container.root.clone(),
         source,
     })?;
     let files = [preload.files.as_slice(), &container.files].concat();
-    shares::verify(&root, container.volume_at_dev.as_deref(), &files)
+    let alone = preload.alone.as_deref();
+    shares::verify(&root, container.volume_at_dev.as_deref(), &files, alone)
         .map_err(|source| Error::Shares { id: id.clone(), source })?;
     let wanted = Wanted {
         read_only: container.read_only,

@@ -7,6 +7,7 @@
 //! whole node.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     io,
     os::fd::{AsRawFd, OwnedFd},
@@ -48,14 +49,24 @@ pub enum Error {
     Covered,
     #[error("a volume is mounted at {CONTAINER_DIR}/{0}, among the limits; remove it from the pod")]
     Foreign(String),
+    #[error(
+        "its claims give it {count} devices, and one is an instance of a GPU: NVIDIA's driver {driver} gives a program one \
+         instance and nothing else; use a container for each of these claims, or driver 570 or newer"
+    )]
+    NotAlone { count: usize, driver: String },
     #[error("{CONTAINER_DIR}: cannot {action} it: {source}; {}", remedy(source))]
     Io { action: &'static str, source: io::Error },
 }
 
 /// Verifies the folder and makes it read-only; the runtime does this only later and by path. `volume_at_dev`: the path
 /// of a volume of the container's configuration at /dev. `files`: paths below the folder that the CDI specs mount in
-/// [`FILES`].
-pub(crate) fn verify(root: &Root, volume_at_dev: Option<&str>, files: &[String]) -> Result<(), Error> {
+/// [`FILES`]. `alone`: the driver's version, if it gives a program of this container one device alone.
+pub(crate) fn verify(
+    root: &Root,
+    volume_at_dev: Option<&str>,
+    files: &[String],
+    alone: Option<&str>,
+) -> Result<(), Error> {
     if let Some(destination) = volume_at_dev {
         return Err(Error::VolumeAtDev(destination.to_owned()));
     }
@@ -65,6 +76,9 @@ pub(crate) fn verify(root: &Root, volume_at_dev: Option<&str>, files: &[String])
     let mounts = Mounts::read().map_err(failed("find the mount of"))?;
     let of = |file: &OwnedFd| mounts.of(file).map_err(failed("find the mount of"));
     verify_mounts(&mounts, of(root.folder())?, of(&dev)?, of(&folder)?, files)?;
+    if let Some(driver) = alone {
+        verify_alone(&mounts, of(&folder)?, driver)?;
+    }
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     // By descriptor, because the path could lead elsewhere by now.
     let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
@@ -129,6 +143,19 @@ fn verify_mounts(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount, fil
     Ok(())
 }
 
+/// Refuses a container with several devices: each has a folder for arbitration.
+fn verify_alone(mounts: &Mounts, folder: &Mount, driver: &str) -> Result<(), Error> {
+    let names = mounts.children(folder.id).map(|child| child.below(folder));
+    let devices: BTreeSet<&str> = names.filter_map(|name| name.strip_prefix(ARBITRATION)).collect();
+    match devices.len() {
+        0 | 1 => Ok(()),
+        count => Err(Error::NotAlone {
+            count,
+            driver: driver.to_owned(),
+        }),
+    }
+}
+
 fn no_children(mounts: &Mounts, mount: &Mount, folder: &Mount) -> Result<(), Error> {
     match mounts.children(mount.id).next() {
         None => Ok(()),
@@ -189,6 +216,23 @@ mod tests {
         assert_eq!(verified(GOOD, 32), Ok(()));
         let two = format!("{GOOD}40 32 0:60 / /r/dev/vgpu/s2 ro - tmpfs vgpu rw\n");
         assert_eq!(verified(&two, 32), Ok(()));
+    }
+
+    /// Two shares of one device are one for CUDA.
+    #[test]
+    fn an_instance_beside_another_device_is_refused_where_the_driver_gives_one() {
+        let verified = |text: &str| {
+            let mounts = Mounts::parse(text);
+            let folder = mounts.children(31).find(|mount| mount.id == 32).expect("the folder");
+            verify_alone(&mounts, folder, "560.35.03").map_err(|error| error.to_string())
+        };
+        let second_share = "40 32 0:60 / /r/dev/vgpu/s2 ro - tmpfs vgpu rw\n";
+        assert_eq!(verified(&format!("{GOOD}{second_share}")), Ok(()));
+        let second = "41 32 0:61 / /r/dev/vgpu/.arbitration/MIG-2 ro - tmpfs vgpu rw\n";
+        let said = verified(&format!("{GOOD}{second_share}{second}")).expect_err("two devices");
+        for part in ["2 devices", "560.35.03", "a container for each"] {
+            assert!(said.contains(part), "{said}");
+        }
     }
 
     #[test]

@@ -410,6 +410,19 @@ fn a_report_that_cannot_be_written_does_not_stop_the_container() {
 }
 
 #[test]
+fn a_container_whose_device_was_replaced_does_not_start() {
+    let bundle = Bundle::new(None);
+    let mut command = bundle.command();
+    command.args(["--refused", "instance MIG-1 was destroyed; delete the pod"]);
+    let (success, line) = status_and_stderr(&with_stdin(&mut command, bundle.state().as_bytes()));
+    assert!(!success, "{line}");
+    let report = bundle.report("not-started.vgpu-cdi-hook");
+    for part in ["container c1", "instance MIG-1 was destroyed", "delete the pod"] {
+        assert!(line.contains(part) && report.contains(part), "{line}{report}");
+    }
+}
+
+#[test]
 fn what_the_hook_cannot_do_names_container_file_and_remedy() {
     const NAME: &str = "what_the_hook_cannot_do_names_container_file_and_remedy";
     let refusal = |bundle: &Bundle, before: &str| bundle.run(NAME, before, LIST).map(Ran::refusal);

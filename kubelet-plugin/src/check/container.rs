@@ -77,6 +77,8 @@ pub(super) fn check(root: &Root, gpus: &impl Gpus, wanted: &Wanted, tmpfs: bool)
         visible_devices: false,
         metadata: &[],
         driver_limit: None,
+        alone: None,
+        refused: None,
     };
     let spec = edits::spec(&inputs, UID, &[placed]).render();
     let spec = spec.map_err(|error| error.to_string())?;

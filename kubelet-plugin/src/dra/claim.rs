@@ -195,20 +195,23 @@ pub fn shares(claim: &ResourceClaim, pools: &Pools, inventory: &Inventory) -> Re
     Ok(shares)
 }
 
+/// Returns true if a program with this device has no other one: the driver gives it one instance alone.
+#[must_use]
+pub fn must_be_alone(gpu: &Gpu) -> bool {
+    let release = gpu.driver_version.split('.').next();
+    let release = release.and_then(|number| number.parse::<u32>().ok());
+    gpu.mig.is_some() && release.is_some_and(|release| release < SEVERAL_INSTANCES_FROM)
+}
+
 /// Refuses an instance beside another device where the driver would leave out one of them in silence.
 fn check_instances(shares: &[Share], inventory: &Inventory) -> Result<(), Error> {
     for share in shares {
         let Some(gpu) = inventory.gpu(&share.gpu).filter(|gpu| gpu.mig.is_some()) else {
             continue;
         };
-        let release = gpu
-            .driver_version
-            .split('.')
-            .next()
-            .and_then(|number| number.parse::<u32>().ok());
         let are_others = shares.iter().any(|other| other.gpu != share.gpu);
         // Two shares of an instance are one device for CUDA.
-        if are_others && release.is_some_and(|release| release < SEVERAL_INSTANCES_FROM) {
+        if are_others && must_be_alone(gpu) {
             return Err(Error::OneInstance {
                 at: RESULTS.to_owned(),
                 device: share.device.clone(),

@@ -70,6 +70,10 @@ pub struct Inputs<'a> {
     pub metadata: &'a [metadata::File],
     /// The hook for the driver's limit, and its folder of records; None: the containers need none.
     pub driver_limit: Option<(limit_hook::Command, &'a Path)>,
+    /// The driver's version, if a container with a device of the claim can use no other one.
+    pub alone: Option<&'a str>,
+    /// Why no container of the claim may start any more.
+    pub refused: Option<&'a str>,
 }
 
 /// A share with its slot and device node.
@@ -302,6 +306,8 @@ fn preload_hook(inputs: &Inputs<'_>, mounts: &[Mount]) -> Hook {
     let targets = mounts.iter().map(|mount| Path::new(&mount.container_path));
     let ours = targets.filter(|path| path.parent().is_some_and(|parent| folders.contains(&parent)));
     let files = ours.filter_map(|path| path.strip_prefix(CONTAINER_DIR).ok());
+    let option = |name: &str, value: Option<&str>| value.map(|value| [name.to_owned(), value.to_owned()]);
+    let options = [option("--alone", inputs.alone), option("--refused", inputs.refused)];
     Hook {
         hook_name: HookName::CreateContainer,
         path: text(&inputs.library.join(HOOK_FILE)),
@@ -309,6 +315,7 @@ fn preload_hook(inputs: &Inputs<'_>, mounts: &[Mount]) -> Hook {
             .iter()
             .map(|one| (*one).to_owned())
             .chain([text(inputs.claim_dir)])
+            .chain(options.into_iter().flatten().flatten())
             .chain(files.flat_map(|file| ["--file".to_owned(), text(file)]))
             .collect(),
         timeout: HOOK_TIMEOUT,
@@ -486,6 +493,8 @@ mod tests {
             visible_devices,
             metadata: &[],
             driver_limit: None,
+            alone: None,
+            refused: None,
         };
         let spec = spec(&inputs, UID, shares);
         spec.validate().expect("a valid spec");
@@ -509,6 +518,8 @@ mod tests {
                 visible_devices: false,
                 metadata: &[],
                 driver_limit: Some((command, Path::new("/run/vgpu/driver-limits"))),
+                alone: None,
+                refused: None,
             };
             let spec = spec(&inputs, "u", &placed);
             spec.validate().expect("a valid spec");
@@ -871,6 +882,8 @@ mod tests {
                 visible_devices: false,
                 metadata: &files,
                 driver_limit: None,
+                alone: None,
+                refused: None,
             };
             let placed: Vec<_> = shares.iter().map(|share| placed(share, None, Vec::new())).collect();
             let spec = spec(&inputs, UID, &placed);

@@ -107,15 +107,14 @@ spec:
           ? a.at + '.adminAccess: true is for class vgpu-monitor; use that class to monitor GPUs, or remove the field'
           : ''))
 
-    {{- $dynamic := ($root.Values.mig).dynamic | default "off" | toString }}
-    {{- if not (has $dynamic (list "off" "false")) }}
-    # Where claims make instances, the search for places takes time that grows with a high power of their number.
-    - name: counts
+    {{- $most := include "vgpu.instancesPerClaim" $root | int }}
+    {{- if $most }}
+    # Where claims make instances, the search for places takes time that grows with a high power of their number. Of the
+    # alternatives of a request one is allocated.
+    - name: instances
       expression: >-
-        variables.asks.map(r, r.map(a,
-          a.ask.deviceClassName == 'vgpu-mig' && a.ask.?count.orValue(1) > 8
-          ? a.at + '.count: ' + string(a.ask.count) + ' instances are more than the 8 that one request can have: the search for their places takes too long; divide them among several requests or claims'
-          : ''))
+        variables.asks.map(r, r.map(a, a.ask.deviceClassName in {{ include "vgpu.celTexts" (ternary (concat (list "vgpu-mig") $fractions) (list "vgpu-mig") (eq (($root.Values.mig).instances | default "whole") "shared")) }}
+          ? int(a.ask.?count.orValue(1)) : 0)).filter(r, r.size() > 0).map(r, r.max()).sum()
     {{- end }}
 
     # Only vgpu-controller allocates devices with the allocator's taint.
@@ -179,9 +178,10 @@ spec:
       messageExpression: variables.capacity.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]
     - expression: variables.access.all(r, r.all(m, m == ''))
       messageExpression: variables.access.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)[0][0]
-    {{- if not (has $dynamic (list "off" "false")) }}
-    - expression: variables.counts.all(r, r.all(m, m == ''))
-      messageExpression: variables.counts.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)[0][0]
+    {{- if $most }}
+    - expression: variables.instances <= {{ $most }}
+      messageExpression: >-
+        '{{ $spec }}.devices.requests: ask for ' + string(variables.instances) + ' instances of GPUs together, and one claim can have {{ $most }}: the search for their places takes too long; divide them among several claims'
     {{- end }}
     - expression: variables.tolerations.all(r, r.all(a, a.all(m, m == '')))
       messageExpression: variables.tolerations.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]
@@ -190,6 +190,12 @@ spec:
       messageExpression: string(variables.contradictions.map(c, c.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)).filter(c, c.size() > 0)[0][0][0])
 ---
 {{ include "vgpu.binding" (list $root $name "Deny") }}
+{{- end -}}
+
+{{/* The most instances that a claim may ask for; 0: any number. */}}
+{{- define "vgpu.instancesPerClaim" -}}
+{{- $dynamic := (.Values.mig).dynamic | default "off" | toString }}
+{{- (.Values.mig).instancesPerClaim | default (ternary 0 8 (has $dynamic (list "off" "false"))) -}}
 {{- end -}}
 
 {{/* CEL: both names of a capacity. From Kubernetes 1.38 on they are one. */}}

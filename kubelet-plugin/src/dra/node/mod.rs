@@ -210,6 +210,8 @@ struct Renewal {
     failed: BTreeSet<String>,
     /// By the UUID of the GPU: whether the driver limited cgroups at that renewal.
     driver_limits: BTreeMap<String, bool>,
+    /// By the claim's UID: why its containers may not start.
+    refused: BTreeMap<String, String>,
 }
 
 /// Descriptions of damaged records.

@@ -427,6 +427,8 @@ impl Node {
             *command == limit_hook::Command::Set { is_required: true } || library.join(DRIVER_LIMIT_FILE).exists()
         };
         let command = limit_hook::command(&on_gpus).filter(is_there);
+        let alone = on_gpus.iter().find(|(_, gpu)| claim::must_be_alone(gpu));
+        let refused = self.refused(entry);
         let inputs = edits::Inputs {
             claim_dir: &self.dirs.claim_path(uid),
             gpus_dir: &self.config.gpus_dir,
@@ -435,8 +437,19 @@ impl Node {
             visible_devices: self.config.visible_devices,
             metadata,
             driver_limit: command.map(|command| (command, self.config.driver_limits_dir.as_path())),
+            alone: alone.map(|(_, gpu)| gpu.driver_version.as_str()),
+            refused: refused.as_deref(),
         };
         Ok(edits::spec(&inputs, uid, &placed))
+    }
+
+    /// Returns why no container of a claim may start any more: it would find the instance that has come in the place of the claim's.
+    pub(super) fn refused(&self, entry: &Entry) -> Option<String> {
+        let inventory = self.inventory()?;
+        entry.all().find_map(|share| match inventory.unavailable(&share.gpu)? {
+            why @ Unavailable::Replaced(_) => Some(why.text(&share.gpu)),
+            _ => None,
+        })
     }
 
     /// Returns a GPU as it was last seen. Before the first scan, those of which claims have shares are known.

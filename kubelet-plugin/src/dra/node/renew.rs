@@ -7,6 +7,8 @@
 //! - One claim cannot be renewed, for example because its GPU's device node is gone: the others are, and it is tried
 //!   again.
 //! - A crash in the middle: each file is replaced as a whole, and the next start compares all of them.
+//! - An instance is replaced by another one in its place: containers of its claim start no more, from the next turn on, and for
+//!   some seconds after a start of the plugin, until the GPUs are listed, they do.
 //! - Two instances: both write after a change of the driver. Otherwise each leaves alone what is there, because the other one
 //!   may be a newer release that writes more.
 
@@ -24,6 +26,7 @@ impl Node {
     /// Writes the files of prepared claims again, and returns the claims that cannot be renewed, and why. If the driver's files
     /// have changed since the last renewal, those of all claims; else of claims
     /// - on a GPU where the driver limits cgroups now and did not then, or the reverse,
+    /// - whose instance was replaced, or is back,
     /// - whose record, metadata or CDI file is missing or unreadable, or whose last renewal failed,
     /// - whose record and CDI file were lost (`may_require_limit`), and whose GPUs' driver has since refused to limit cgroups.
     ///
@@ -41,11 +44,11 @@ impl Node {
         let driver = turn.driver(&self.driver).ok().cloned();
         let last = self.renewal.take();
         let same = last.as_ref().filter(|last| driver.as_ref() == Some(&last.driver));
-        let driver_limits = self.driver_limits();
+        let (driver_limits, refused) = (self.driver_limits(), self.all_refused());
         let is_renewed = |uid: &String, known: &Entry| {
             same.is_some_and(|last| {
                 let is_same = |share: &Share| last.driver_limits.get(&share.gpu) == driver_limits.get(&share.gpu);
-                !last.failed.contains(uid) && known.all().all(is_same)
+                !last.failed.contains(uid) && last.refused.get(uid) == refused.get(uid) && known.all().all(is_same)
             })
         };
         for (uid, known) in self.checkpoint.claims.clone() {
@@ -63,6 +66,7 @@ impl Node {
             driver,
             failed: failed.keys().cloned().collect(),
             driver_limits,
+            refused,
         });
         self.renewal = renewed.or(last);
         failed
@@ -90,6 +94,14 @@ impl Node {
             Ok(Err(error)) => tracing::warn!(%error, "cannot remove a release of the library that nothing uses"),
             Err(error) => tracing::warn!(%error, "cannot tell which releases of the library are used"),
         }
+    }
+
+    /// By the UIDs of claims: why their containers may not start.
+    fn all_refused(&self) -> BTreeMap<String, String> {
+        let claims = self.checkpoint.claims.iter();
+        claims
+            .filter_map(|(uid, entry)| Some((uid.clone(), self.refused(entry)?)))
+            .collect()
     }
 
     /// Whether the driver limits cgroups on each GPU of the node, by UUID.

@@ -3,7 +3,7 @@
 //! | condition | True | False | Unknown |
 //! |---|---|---|---|
 //! | Ready | every part of the plugin works, has nothing to do or is paused | one does not: those of /readyz | |
-//! | DriverFound | the driver lists GPUs; the message names those that cannot be published, and NVLinks that contradict each other | there is no driver, or it fails | it was not asked yet, or is not to be asked now |
+//! | DriverFound | the driver lists GPUs; the message names those that cannot be published, NVLinks that contradict each other, and settings of the node that do not hold | there is no driver, or it fails | it was not asked yet, or is not to be asked now |
 //! | HostMemoryReserved | kube-scheduler and kubelet reserve the library's memory on the node (`publish::host_memory`) | they do not; the message says why | no slice was published yet |
 //! | LimitsEnforced | the memory of every share is within its limit, and no share is over its GPU time | a share is over a limit | of a share it is not known |
 
@@ -94,13 +94,20 @@ fn ready(parts: &BTreeMap<&'static str, Part>) -> Said {
 fn driver_found(parts: &BTreeMap<&'static str, Part>, remarks: &Remarks) -> Said {
     let (status, reason, message) = match parts.get(gpus::PART) {
         Some(Part::Works) => {
-            let reason = match (remarks.left_out.as_slice(), remarks.contradictions.as_slice()) {
-                ([], []) => "DriverAnswers",
-                ([], _) => "LinksContradict",
-                _ => "GpusLeftOut",
-            };
-            let all = remarks.left_out.iter().chain(&remarks.contradictions);
-            ("True", reason, all.map(String::as_str).collect::<Vec<_>>().join("; "))
+            let Remarks {
+                left_out,
+                contradictions,
+                settings,
+            } = remarks;
+            let reasons = [
+                (left_out, "GpusLeftOut"),
+                (settings, "SettingNotApplied"),
+                (contradictions, "LinksContradict"),
+            ];
+            let reason = reasons.iter().find(|(texts, _)| !texts.is_empty());
+            let reason = reason.map_or("DriverAnswers", |(_, reason)| *reason);
+            let all = reasons.iter().flat_map(|(texts, _)| texts.iter().map(String::as_str));
+            ("True", reason, all.collect::<Vec<_>>().join("; "))
         }
         Some(Part::Idle(why)) => ("False", "NoDriver", why.clone()),
         Some(Part::Paused(why)) => ("Unknown", "Paused", why.clone()),
@@ -248,6 +255,7 @@ mod tests {
         let mut remarks = Remarks {
             left_out: vec!["GPU a: no figure".into(), "GPU b: lost".into()],
             contradictions: vec!["c and d".into()],
+            settings: vec!["a label".into()],
         };
         let of = |gpus, remarks: &Remarks| {
             let all = parts(gpus, Part::Works);
@@ -258,10 +266,12 @@ mod tests {
                 found[1].message.clone(),
             )
         };
-        let told = ["True", "GpusLeftOut", "GPU a: no figure; GPU b: lost; c and d"].map(str::to_owned);
+        let told = ["True", "GpusLeftOut", "GPU a: no figure; GPU b: lost; a label; c and d"].map(str::to_owned);
         assert_eq!(of(Part::Works, &remarks), told.into());
         assert_eq!(of(Part::Fails("NVML hangs".into()), &remarks).1, "DriverFails");
         remarks.left_out.clear();
+        assert_eq!(of(Part::Works, &remarks).1, "SettingNotApplied");
+        remarks.settings.clear();
         assert_eq!(of(Part::Works, &remarks).1, "LinksContradict");
     }
 

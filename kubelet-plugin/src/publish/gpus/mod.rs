@@ -64,6 +64,8 @@ struct Scans {
     /// The size of a context on each GPU, by UUID.
     contexts: BTreeMap<String, ContextSize>,
     faults: Faults,
+    /// Why a setting of the node does not hold.
+    setting: Option<String>,
     /// The time of the last scan.
     scanned: SystemTime,
     /// True once the driver has answered a scan.
@@ -76,19 +78,21 @@ struct Scans {
     contradictions: Vec<String>,
 }
 
-/// Applies lists and faults. `faults` are those of GPUs that are listed.
+/// Applies lists and faults. `faults` are those of GPUs that are listed. `setting`: why a setting of the node does not hold.
 pub(crate) async fn run(
     mut samples: sampler::Receiver,
     contexts: Contexts,
     prober: Prober,
     config: Config,
     mut faults: watch::Receiver<Faults>,
+    mut setting: watch::Receiver<Option<String>>,
     outputs: ScanOutputs,
 ) {
     let mut measurer = Measurer::new(contexts, prober);
     let mut scans = Scans::new(outputs.node.gpus_in_use());
     scans.dynamic = DynamicGpus::new(config.mig_dynamic);
     scans.faults = faults.borrow_and_update().clone();
+    scans.setting = setting.borrow_and_update().clone();
     loop {
         tokio::select! {
             sample = samples.next() => match sample {
@@ -99,6 +103,10 @@ pub(crate) async fn run(
             },
             Ok(()) = faults.changed() => {
                 scans.faults = faults.borrow_and_update().clone();
+                scans.show(&config, &outputs);
+            }
+            Ok(()) = setting.changed() => {
+                scans.setting = setting.borrow_and_update().clone();
                 scans.show(&config, &outputs);
             }
         }
@@ -114,6 +122,7 @@ impl Scans {
             dynamic: DynamicGpus::default(),
             contexts: BTreeMap::new(),
             faults: Faults::new(),
+            setting: None,
             scanned: SystemTime::UNIX_EPOCH,
             has_listed: false,
             last: None,
@@ -218,6 +227,7 @@ impl Scans {
         let mut inventory = self.gpus.inventory().with_dynamic(dynamic, unavailable);
         let mut remarks = inventory.remarks().clone();
         remarks.left_out.extend(self.dynamic.remarks());
+        remarks.settings.extend(self.setting.clone());
         inventory = inventory.with_remarks(remarks);
         inventory.with_faults(&self.faults)
     }
@@ -819,6 +829,7 @@ mod tests {
             Prober::unknown(),
             scan.rig.config(),
             well,
+            watch::channel(None).1,
             scan.outputs,
         ));
         // One GPU of two, whose memory size is smaller than before.
@@ -841,6 +852,37 @@ mod tests {
         assert_eq!(prepare(&node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
         running.abort();
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_setting_that_does_not_hold_is_a_remark_until_it_does() {
+        let scan = scan();
+        let (node, mut health) = (scan.outputs.node.clone(), scan.health.clone());
+        let (sender, samples) = sampler::channel();
+        let (say, setting) = watch::channel(Some("the label is wrong".to_owned()));
+        let well = watch::channel(Faults::new()).1;
+        let (contexts, prober) = (Contexts::unknown(), Prober::unknown());
+        let running = tokio::spawn(run(
+            samples,
+            contexts,
+            prober,
+            scan.rig.config(),
+            well,
+            setting,
+            scan.outputs,
+        ));
+        sender.send(Sample {
+            list: Some(Ok(list(&[gpu(0)]))),
+            gpus: Ok(Vec::new()),
+        });
+        for expected in [vec!["the label is wrong".to_owned()], vec![]] {
+            health.changed().await.expect("a report");
+            let said = node.turn(|node, _| node.inventory().map(|inventory| inventory.remarks().settings.clone()));
+            assert_eq!(said.await.expect("a turn"), Some(expected));
+            say.send_replace(None);
+        }
+        running.abort();
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_driver_that_is_late_is_unhealthy_and_has_not_been_scanned() {
         let mut scan = scan();
@@ -852,6 +894,7 @@ mod tests {
             Prober::unknown(),
             scan.rig.config(),
             well,
+            watch::channel(None).1,
             scan.outputs,
         ));
         let mut health = async |list| {

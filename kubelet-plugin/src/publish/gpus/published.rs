@@ -132,6 +132,7 @@ impl Published {
         let remarks = Remarks {
             left_out: left_out.map(|left| left.why.to_string()).collect(),
             contradictions: self.contradictions.clone(),
+            settings: Vec::new(),
         };
         Inventory::with_unavailable(gpus, unavailable.collect::<BTreeMap<_, _>>()).with_remarks(remarks)
     }

@@ -89,6 +89,8 @@ pub struct Remarks {
     pub left_out: Vec<String>,
     /// What GPUs say of their NVLinks and do not agree on.
     pub contradictions: Vec<String>,
+    /// Why a setting of the node does not hold.
+    pub settings: Vec<String>,
 }
 
 /// The kind of a published device.

@@ -116,6 +116,66 @@ fn a_claim_whose_instance_was_replaced_is_not_prepared_again_and_keeps_its_place
     assert_eq!(rig.leftovers(), [""; 0]);
 }
 
+/// The arguments of the hook that lets a claim's containers start, after the claims' files were renewed.
+fn hook_arguments(rig: &Rig, node: &mut Node, uid: &str) -> Vec<String> {
+    let locked = node.locked();
+    let failed = node.renew_cdi_files(&locked).expect("renewed");
+    assert_eq!(failed, BTreeMap::new());
+    let spec = spec(rig, uid);
+    let arguments = spec["containerEdits"]["hooks"][0]["args"]
+        .as_array()
+        .expect("arguments")
+        .clone();
+    arguments
+        .iter()
+        .map(|one| one.as_str().expect("a text").to_owned())
+        .collect()
+}
+
+/// The value of an option.
+fn option<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
+    let at = arguments.iter().position(|one| one == name)?;
+    Some(&arguments[at + 1])
+}
+
+#[test]
+fn a_container_that_restarts_after_its_instance_was_replaced_is_refused_with_the_reason() {
+    let rig = Rig::new(false);
+    let mut node = node_on(&rig);
+    prepare(&mut node, of_instance("u1")).expect("prepared");
+    let all = vec![gpu(1), instance(0, UUID)];
+    let replaced = BTreeMap::from([(UUID.to_owned(), Unavailable::Replaced("1g.10gb@4 (MIG-other)".into()))]);
+    assert_eq!(option(&hook_arguments(&rig, &mut node, "u1"), "--refused"), None);
+    node.set_inventory(Ok(Inventory::with_unavailable(all.clone(), replaced)));
+    let refused = hook_arguments(&rig, &mut node, "u1");
+    let why = option(&refused, "--refused").expect("a reason");
+    assert!(
+        why.contains(UUID) && why.contains("1g.10gb@4") && why.contains("delete the pods"),
+        "{why}"
+    );
+    // It is back.
+    node.set_inventory(Ok(Inventory::new(all)));
+    assert_eq!(option(&hook_arguments(&rig, &mut node, "u1"), "--refused"), None);
+}
+
+/// Several claims of one container: only the hook sees them together.
+#[test]
+fn a_container_with_an_instance_has_no_other_device_where_the_driver_gives_one() {
+    for (version, expected) in [("550.54.15", Some("550.54.15")), ("570.86.10", None), ("unknown", None)] {
+        let rig = Rig::new(false);
+        let mut node = node_on(&rig);
+        let mut all = vec![gpu(1), instance(0, UUID)];
+        all.iter_mut().for_each(|one| one.driver_version = version.into());
+        node.set_inventory(Ok(Inventory::new(all)));
+        prepare(&mut node, of_instance("u1")).expect("prepared");
+        assert_eq!(
+            option(&hook_arguments(&rig, &mut node, "u1"), "--alone"),
+            expected,
+            "{version}"
+        );
+    }
+}
+
 /// Its limits file has the UUID alone, so nobody knows of which GPU it is a part.
 #[test]
 fn a_claim_of_an_instance_that_lost_its_record_keeps_every_gpu_that_it_may_be_a_part_of() {
