@@ -481,7 +481,10 @@ mod tests {
         };
         switched.save(&rig.folder()).expect("written");
         for wanted in [OFF, INSTANCES] {
-            assert_eq!(rig.setting(wanted).at_start(Some(&labels(None))).value, MigDynamic::Modes);
+            assert_eq!(
+                rig.setting(wanted).at_start(Some(&labels(None))).value,
+                MigDynamic::Modes
+            );
         }
         let mut running = run(&rig, INSTANCES, MigDynamic::Modes);
         running.events.send(Ok(Event::InitApply(node(&[]))));
@@ -489,7 +492,7 @@ mod tests {
         let said = remark.clone().expect("a remark");
         assert!(said.contains("is instances by the chart, and stays modes"), "{said}");
         drop(remark);
-        switched.remove(&rig.folder()).expect("removed");
+        std::fs::remove_file(rig.0.path().join("mig").join(switched.file())).expect("removed");
         let said = running.ended.await.expect("ended");
         assert!(said.contains("is instances by the chart"), "{said}");
         assert_eq!(rig.setting(OFF).at_start(Some(&labels(None))).value, INSTANCES);

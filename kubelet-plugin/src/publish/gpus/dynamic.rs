@@ -746,7 +746,10 @@ mod tests {
         let scan = async |dynamic: &mut DynamicGpus| {
             let mut seen = whole();
             let surveyed = dynamic.scan(&mut seen, &node, is_published).await;
-            (surveyed.is_ok(), seen.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>())
+            (
+                surveyed.is_ok(),
+                seen.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(),
+            )
         };
         // What is published stays, and the other one has no pool yet.
         assert_eq!(scan(&mut dynamic).await, (false, vec![0]));
