@@ -63,7 +63,8 @@ fn whole_instances() -> Result<()> {
     shared::in_namespace_of(shared::observed()?, "mig", |installed, kube| {
         let state = format!("{STATE}-whole");
         let profile = "gpus = 2\nnvml_pids = own\nmig = 1: 3g.40gb@0, 1g.10gb@4\n";
-        on_gpus_of_the_chart(installed, kube, [&state, "softGpu.gpus=2", profile], || {
+        let values = "softGpu.gpus=2,mig.instances=shared";
+        on_gpus_of_the_chart(installed, kube, [&state, values, profile], || {
             whole(installed, kube, &state)
         })
     })
@@ -78,10 +79,17 @@ fn claim(name: &str, exactly: &Value) -> String {
     format!("{claim}\n---\n{pod}")
 }
 
-/// A selector of instances of this profile, on the GPU with this index.
+/// Selectors of instances of this profile, on the GPU with this index.
 fn selectors(profile: &str, gpu: u64) -> Value {
     let of = "device.attributes['dra.vgpu']";
-    json!([{"cel": {"expression": format!("{of}.profile == '{profile}' && {of}.index == {gpu}")}}])
+    let all = [format!("{of}.profile == '{profile}'"), format!("{of}.index == {gpu}")];
+    all.map(|expression| json!({"cel": {"expression": expression}})).into()
+}
+
+/// A request for a part of an instance.
+fn part_of(profile: &str, gpu: u64, memory: &str) -> Value {
+    json!({"deviceClassName": "vgpu", "selectors": selectors(profile, gpu),
+        "capacity": {"requests": {"memory": memory, "cores": "25"}}})
 }
 
 /// A request for a whole instance.
@@ -106,7 +114,7 @@ fn runs_with(kube: &Kube<'_>, pod: &str, memory: u64) -> Result<()> {
 }
 
 fn delete(kube: &Kube<'_>, names: &[&str]) -> Result<()> {
-    kube.run(&[&["delete", "pod"], names].concat())?;
+    kube.run(&[&["delete", "pod", "--ignore-not-found"], names].concat())?;
     kube.run(&[&["delete", "resourceclaim"], names].concat()).map(drop)
 }
 
@@ -133,7 +141,8 @@ fn instances(kube: &Kube<'_>) -> Result<Vec<(String, Vec<String>)>> {
     Ok(instances.map(of).collect())
 }
 
-/// The documented example gets the instance that is large enough, whole, and sees nothing else. One that is destroyed is tainted.
+/// The documented example gets the instance that is large enough, whole, and sees nothing else, beside a part of the other one.
+/// One that is destroyed is tainted.
 fn whole(installed: &Installed, kube: &Kube<'_>, state: &str) -> Result<()> {
     two_instances(kube)?;
     kube.apply(&workload::manifests(&install::example("mig"))?)?;
@@ -151,6 +160,9 @@ fn whole(installed: &Installed, kube: &Kube<'_>, state: &str) -> Result<()> {
         .find(|share| share.pod == "mig")
         .context("no claim of the pod")?;
     memory_enforced(kube, &of_mig.claim, "True", "Library")?;
+    kube.apply(&claim("part", &part_of("1g.10gb", 1, "4Gi")))?;
+    runs_with(kube, "part", 4 << 30)?;
+    delete(kube, &["part"])?;
     // The smaller one is not large enough for a second pod.
     let second = workload::manifests(&install::example("mig"))?;
     let second = second.replace("name: mig\n  labels", "name: second\n  labels");

@@ -114,8 +114,8 @@ fn until_now(gpus: OfChart<'_>, cut: Cut) -> Result<()> {
         let listed = gpus.instances()?;
         let listed = listed.iter().find(|one| one.starts_with(&format!("{GPU} ")));
         let records = gpus.records()?;
-        let texts = records.iter().filter_map(|file| std::fs::read_to_string(file).ok());
-        let record = texts.filter(|text| text.contains(PROFILE)).next_back();
+        let mut texts = records.iter().filter_map(|file| std::fs::read_to_string(file).ok());
+        let record = texts.find(|text| text.contains(PROFILE));
         if cut.is_now(record.as_deref(), listed.map(String::as_str)) {
             return Ok(());
         }

@@ -9,7 +9,7 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 
 use super::nvml::{OfChart, published};
-use super::{EIGHTH, HALF, claim, delete, is_skipped, memory_of, runs_with, scene, selectors, whole_of};
+use super::{EIGHTH, HALF, claim, delete, is_skipped, memory_of, part_of, runs_with, scene, whole_of};
 use crate::of_chart::{STATE, on_gpus_of_the_chart, upgrade};
 use crate::plugins;
 use crate::shared::{self, LIMIT, memory_enforced};
@@ -33,10 +33,11 @@ pub(super) fn in_controller_mode() -> Result<()> {
         };
         on_gpus_of_the_chart(installed, kube, [STATE, VALUES, PROFILE], || {
             let administrators = gpus.instances()?;
-            scene("beside each other", || beside_each_other(kube))?;
             scene("shares of an administrator's", || shares(kube, DIVIDED, None))?;
             scene("shares of a claim's", || shares(kube, DYNAMIC, Some(gpus)))?;
-            scene("whole ones", || last_place(gpus, kube))?;
+            scene("change to whole ones", || change(gpus, kube))?;
+            scene("beside each other", || beside_each_other(kube))?;
+            scene("last place", || last_place(gpus, kube))?;
             let left = gpus.instances()?;
             ensure!(
                 left == administrators,
@@ -92,8 +93,7 @@ fn beside_each_other(kube: &Kube<'_>) -> Result<()> {
 /// Two claims have parts of an instance, which a third one that wants all of it then gets when they have ended. `made`: NVML's
 /// list, if it is an instance that claims make.
 fn shares(kube: &Kube<'_>, gpu: u64, made: Option<OfChart<'_>>) -> Result<()> {
-    let part = json!({"deviceClassName": "vgpu", "capacity": {"requests": {"memory": "10Gi", "cores": "25"}},
-        "selectors": selectors("3g.40gb", gpu)});
+    let part = part_of("3g.40gb", gpu, "10Gi");
     let agrees = || made.map_or(Ok(()), |gpus| gpus.agrees(kube));
     for name in ["first", "second"] {
         kube.apply(&claim(name, &part))?;
@@ -147,8 +147,8 @@ fn one_waits(kube: &Kube<'_>, pods: &[&str], running: usize, profile: &str) -> R
     })
 }
 
-/// Claims have instances whole. Two want the last place at the same time: one gets it, and the other one when that has ended.
-fn last_place(gpus: OfChart<'_>, kube: &Kube<'_>) -> Result<()> {
+/// From now on, claims have instances whole.
+fn change(gpus: OfChart<'_>, kube: &Kube<'_>) -> Result<()> {
     let before = plugins::uids(gpus.cluster)?;
     upgrade(gpus.cluster, "mig.instances=whole")?;
     plugins::settle(gpus.cluster, &before)?;
@@ -163,7 +163,11 @@ fn last_place(gpus: OfChart<'_>, kube: &Kube<'_>) -> Result<()> {
             devices.len()
         );
         Ok(Some(()))
-    })?;
+    })
+}
+
+/// Two claims want the last place at the same time: one gets it, and the other one when that has ended.
+fn last_place(gpus: OfChart<'_>, kube: &Kube<'_>) -> Result<()> {
     let pods = ["one", "other"];
     for name in pods {
         kube.apply(&claim(name, &whole_of("7g.80gb", DYNAMIC)))?;

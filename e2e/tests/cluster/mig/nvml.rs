@@ -37,7 +37,10 @@ impl OfChart<'_> {
         let said = shell::output(&mut command)?;
         let mut found = Vec::new();
         for (gpu, line) in said.lines().enumerate() {
-            let listed = line.strip_prefix("miglist 0");
+            // A GPU that is not in MIG mode answers NOT_SUPPORTED.
+            let listed = line
+                .strip_prefix("miglist 0")
+                .or_else(|| line.strip_prefix("miglist 3"));
             let listed = listed.with_context(|| format!("NVML lists no instances of GPU {gpu}: {line}"))?;
             let places = listed.split_whitespace().filter_map(|one| one.split_once(':'));
             found.extend(places.map(|(_, place)| format!("{gpu} {place}")));
