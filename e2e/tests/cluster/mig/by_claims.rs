@@ -38,7 +38,8 @@ pub(super) fn in_scheduler_mode() -> Result<()> {
         let gpus = OfChart {
             cluster: &installed.cluster,
             state: &state,
-            gpus: GPUS,
+            first: 0,
+            count: GPUS as u64,
         };
         on_gpus_of_the_chart(installed, kube, [&state, &values, &profile], || {
             scene("all places are published", || all_places(kube))?;

@@ -26,19 +26,21 @@ pub(super) fn in_controller_mode() -> Result<()> {
         return Ok(());
     }
     shared::in_namespace_of(shared::controlled()?, "mig", |installed, kube| {
-        let gpus = OfChart {
+        let of = |gpu| OfChart {
             cluster: &installed.cluster,
             state: STATE,
-            gpus: 4,
+            first: gpu,
+            count: 1,
         };
+        let (divided, gpus) = (of(DIVIDED), of(DYNAMIC));
         on_gpus_of_the_chart(installed, kube, [STATE, VALUES, PROFILE], || {
-            let administrators = gpus.instances()?;
+            let administrators = divided.instances()?;
             scene("shares of an administrator's", || shares(kube, DIVIDED, None))?;
             scene("shares of a claim's", || shares(kube, DYNAMIC, Some(gpus)))?;
             scene("change to whole ones", || change(gpus, kube))?;
             scene("beside each other", || beside_each_other(kube))?;
             scene("last place", || last_place(gpus, kube))?;
-            let left = gpus.instances()?;
+            let left = divided.instances()?;
             ensure!(
                 left == administrators,
                 "NVML lists {left:?}, and before {administrators:?}"

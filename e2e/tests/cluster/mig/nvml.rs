@@ -14,24 +14,29 @@ use vgpu_e2e::wait::wait;
 
 use crate::shared::{self, LIMIT};
 
-/// The software GPUs of the chart.
+/// Software GPUs of the chart.
 #[derive(Clone, Copy)]
 pub(super) struct OfChart<'a> {
     pub(super) cluster: &'a Cluster,
     /// Their state folder on the node.
     pub(super) state: &'a str,
-    /// How many there are.
-    pub(super) gpus: usize,
+    /// NVML's index of the first one.
+    pub(super) first: u64,
+    pub(super) count: u64,
 }
 
 impl OfChart<'_> {
+    fn indices(&self) -> std::ops::Range<u64> {
+        self.first..self.first + self.count
+    }
+
     /// Each GPU instance by GPU, profile and place, and its compute instances: `1 3g.40gb@4+0`.
     pub(super) fn instances(&self) -> Result<Vec<String>> {
         let client = vgpu_built_from::program("gpu-client");
         let client = client.to_str().context("a path that is not UTF-8")?;
         let mut command = self.cluster.node(Node::FIRST).inside(&[client]);
         command
-            .args((0..self.gpus).map(|gpu| format!("miglist:{gpu}")))
+            .args(self.indices().map(|gpu| format!("miglist:{gpu}")))
             .env("SOFT_GPU_STATE", self.state)
             .env("LD_LIBRARY_PATH", shared::prepared().dist.join("soft-gpu"));
         let said = shell::output(&mut command)?;
