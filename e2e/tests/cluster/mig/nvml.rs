@@ -41,11 +41,8 @@ impl OfChart<'_> {
             .env("LD_LIBRARY_PATH", shared::prepared().dist.join("soft-gpu"));
         let said = shell::output(&mut command)?;
         let mut found = Vec::new();
-        for (gpu, line) in said.lines().enumerate() {
-            // A GPU that is not in MIG mode answers NOT_SUPPORTED.
-            let listed = line
-                .strip_prefix("miglist 0")
-                .or_else(|| line.strip_prefix("miglist 3"));
+        for (gpu, line) in self.indices().zip(said.lines()) {
+            let listed = line.strip_prefix("miglist 0");
             let listed = listed.with_context(|| format!("NVML lists no instances of GPU {gpu}: {line}"))?;
             let places = listed.split_whitespace().filter_map(|one| one.split_once(':'));
             found.extend(places.map(|(_, place)| format!("{gpu} {place}")));
