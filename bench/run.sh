@@ -52,7 +52,9 @@ if runs calls; then
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-calls
   sudo=()
   [ "$(id -u)" = 0 ] || sudo=(sudo) # mounting needs root
-  "${sudo[@]}" "$CARGO_TARGET_DIR/programs/bench-calls" "$@"
+  state=$(mktemp -d) # of the software GPU
+  "${sudo[@]}" env SOFT_GPU_STATE="$state" "$CARGO_TARGET_DIR/programs/bench-calls" --instances "${VGPU_DIST:-$root/dist}" "$@"
+  "${sudo[@]}" rm -rf "$state"
 fi
 if runs driver-limit; then
   build/prerequisites.sh demo

@@ -5,9 +5,10 @@
 //!  client (gRPC, a thread of its own) ─► socket ─► the plugin's service, as it runs on a node ─► tmpfs mounts, files
 //! ```
 //!
-//! `bench-calls [--rounds 1000] [--claims 100] [--gpus 8] [--disk FOLDER]`, as root, without a cluster and without a
-//! GPU: rounds of {Prepare, Unprepare} of one claim, then all claims at once with a call each, as the kubelet sends
-//! them. Prints one figure per line, `<name> <unit> <value>`, including resources that grew over the rounds. The
+//! `bench-calls [--rounds 1000] [--claims 100] [--gpus 8] [--disk FOLDER] [--instances DIST]`, as root, without a cluster
+//! and without a GPU: rounds of {Prepare, Unprepare} of one claim, then all claims at once with a call each, as the kubelet
+//! sends them. `--instances`: also rounds of a claim that makes an instance of a software GPU in MIG mode, whose driver is
+//! the one of DIST, in the child of DIST's plugin; the variable SOFT_GPU_STATE names an empty folder for it. Prints one figure per line, `<name> <unit> <value>`, including resources that grew over the rounds. The
 //! node's in-memory folders are in /dev/shm, its folders on disk in FOLDER (default: the folder of temporary files).
 #![forbid(unsafe_code)]
 
@@ -19,23 +20,26 @@ use clap::Parser;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use plugin::{Plugin, prepare_each, print, unprepare_each};
 use prometheus_client::registry::Registry;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tonic::transport::Endpoint;
 use vgpu_kubelet_plugin::api::{self, Claims};
-use vgpu_kubelet_plugin::config;
+use vgpu_kubelet_plugin::config::{self, Config};
 use vgpu_kubelet_plugin::dra::health::{Health, Report};
 use vgpu_kubelet_plugin::dra::node::{LockFile, Node, SharedNode};
 use vgpu_kubelet_plugin::dra::server::Service;
 use vgpu_kubelet_plugin::enforcement::Processes;
 use vgpu_kubelet_plugin::metrics::{Metrics, Sources};
-use vgpu_kubelet_plugin::publish::inventory::{Gpu, Inventory};
+use vgpu_kubelet_plugin::nvml::Nvml;
+use vgpu_kubelet_plugin::publish::inventory::{DynamicGpu, Gpu, Gpus as _, Inventory};
 use vgpu_kubelet_plugin::run::serve_dra;
+use vgpu_mig::candidates::short;
+use vgpu_mig::{Answer, Call, MigDriver, Pool, Refused};
 use vgpu_proto::dra::v1::Claim;
 
 #[derive(Parser)]
@@ -51,7 +55,15 @@ struct Flags {
     /// A folder on a disk, for the node's state.
     #[arg(long)]
     disk: Option<PathBuf>,
+    /// A folder of `make dist`, with which claims make instances.
+    #[arg(long)]
+    instances: Option<PathBuf>,
 }
+
+/// The software GPU's own variable.
+const STATE: &str = "SOFT_GPU_STATE";
+/// The node's name.
+const NODE: &str = "bench";
 
 /// An API server that answers at once.
 #[derive(Clone)]
@@ -70,23 +82,26 @@ fn main() -> Result<()> {
         Some(folder) => tempfile::tempdir_in(folder)?,
         None => tempfile::tempdir()?,
     };
-    let measured = measure(&flags, memory.path(), disk.path());
-    unmount(&memory.path().join("run"));
+    let measured = measure(&flags, memory.path(), disk.path()).and_then(|()| match &flags.instances {
+        Some(dist) => instances(
+            flags.rounds,
+            dist,
+            [&memory, &disk].map(|folder| folder.path().join("mig")),
+        ),
+        None => Ok(()),
+    });
+    unmount(memory.path());
     measured
 }
 
 fn measure(flags: &Flags, memory: &Path, disk: &Path) -> Result<()> {
     let gpus: Vec<Gpu> = (0..flags.gpus).map(gpu).collect::<Result<_>>()?;
     let claims: Vec<ResourceClaim> = (0..flags.claims)
-        .map(|index| claim(index, &gpus))
+        .map(|index| claim(index, &share_of(&gpus[index % gpus.len()], index)))
         .collect::<Result<_>>()?;
-    let node = node(memory, disk, gpus)?;
-    let by_name = claims
-        .iter()
-        .filter_map(|claim| Some((claim.metadata.name.clone()?, claim.clone())));
-    let api = Memory(Arc::new(by_name.collect()));
+    let node = node(config(memory, disk)?, Inventory::new(gpus), None)?;
     let socket = memory.join("dra.sock");
-    let registry = serve(node, api, &socket)?;
+    let registry = serve(node, api_of(&claims), &socket)?;
     let wire: Vec<Claim> = claims.iter().map(wire).collect();
     let many = wire.len();
     runtime()?.block_on(async {
@@ -109,6 +124,124 @@ fn measure(flags: &Flags, memory: &Path, disk: &Path) -> Result<()> {
         println!("rss_with_{many}_claims KiB {}", State::read(memory, disk)?.rss);
         unprepare_each(&plugin, &wire).await.map(drop)
     })
+}
+
+/// An API server with these claims.
+fn api_of(claims: &[ResourceClaim]) -> Memory {
+    let by_name = claims
+        .iter()
+        .filter_map(|claim| Some((claim.metadata.name.clone()?, claim.clone())));
+    Memory(Arc::new(by_name.collect()))
+}
+
+/// Measures claims that make an instance: on a GPU without other ones, and on a full one. The plugin's own part is all but
+/// the driver's acts.
+fn instances(rounds: usize, dist: &Path, [memory, disk]: [PathBuf; 2]) -> Result<()> {
+    let state = std::env::var_os(STATE).with_context(|| format!("{STATE} is not set: it names an empty folder"))?;
+    let state = PathBuf::from(state);
+    std::fs::write(state.join("profile"), "gpus = 1\nmig = 0:\n").context("the software GPU's profile")?;
+    let mut config = config(&memory, &disk)?;
+    config.soft_gpu_state = Some(state);
+    let nvml = Nvml::new(
+        &dist.join("vgpu-kubelet-plugin"),
+        &dist.join("soft-gpu"),
+        &config.memory_sizes,
+    );
+    let gpu = nvml
+        .list()?
+        .divided
+        .into_iter()
+        .next()
+        .context("no GPU is in MIG mode")?;
+    let pool = Pool::new(&gpu.uuid, &nvml.profiles(&gpu.uuid)?, &[], &[])?;
+    let eighths = pool.candidates.iter().filter(|one| one.profile.name == "1g.10gb");
+    let results = eighths.map(|one| {
+        let pool = format!("{NODE}/vgpu-mig-{}", short(&gpu.uuid));
+        json!({"request": "gpu", "driver": "dra.vgpu", "pool": pool, "device": one.name})
+    });
+    let claims = results.enumerate().map(|(index, result)| claim(index, &result));
+    let claims: Vec<ResourceClaim> = claims.collect::<Result<_>>()?;
+    let driver = Arc::new(Timed {
+        nvml,
+        spent: Mutex::default(),
+    });
+    let inventory = Inventory::new(Vec::new()).with_dynamic(vec![DynamicGpu { gpu, pool }], BTreeMap::new());
+    let node = node(config, inventory, Some(driver.clone()))?;
+    let socket = memory.join("dra.sock");
+    serve(node, api_of(&claims), &socket)?;
+    let wire: Vec<Claim> = claims.iter().map(wire).collect();
+    let (one, others) = wire.split_at(1);
+    runtime()?.block_on(async {
+        let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()))?;
+        let plugin = Plugin::new(endpoint.connect().await?);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        with_instances(&plugin, &driver, one, 20).await?;
+        with_instances(&plugin, &driver, one, rounds).await?.print("alone");
+        prepare_each(&plugin, others).await?;
+        let beside = format!("beside_{}", others.len());
+        with_instances(&plugin, &driver, one, rounds).await?.print(&beside);
+        unprepare_each(&plugin, others).await.map(drop)
+    })
+}
+
+/// Durations of rounds: all, the driver's acts, and the driver's answers to questions.
+#[derive(Default)]
+struct Rounds {
+    prepares: Vec<[Duration; 3]>,
+    unprepares: Vec<[Duration; 3]>,
+}
+
+impl Rounds {
+    fn print(&self, which: &str) {
+        for (call, rounds) in [("prepare", &self.prepares), ("unprepare", &self.unprepares)] {
+            let name = |what: &str| format!("instance_{call}_{which}{what}");
+            let of = |duration: fn(&[Duration; 3]) -> Duration| rounds.iter().map(duration).collect();
+            print(&name(""), of(|[all, ..]| *all));
+            print(&name("_own"), of(|[all, acts, _]| *all - *acts));
+            print(&name("_questions"), of(|[.., questions]| *questions));
+        }
+    }
+}
+
+async fn with_instances(plugin: &Plugin, driver: &Timed, claims: &[Claim], rounds: usize) -> Result<Rounds> {
+    let mut done = Rounds::default();
+    for _ in 0..rounds {
+        driver.take();
+        let all = prepare_each(plugin, claims).await?;
+        let [acts, questions] = driver.take();
+        done.prepares.push([all, acts, questions]);
+        let all = unprepare_each(plugin, claims).await?;
+        let [acts, questions] = driver.take();
+        done.unprepares.push([all, acts, questions]);
+    }
+    Ok(done)
+}
+
+/// A driver whose calls are timed.
+struct Timed {
+    nvml: Nvml,
+    /// For acts, and for questions.
+    spent: Mutex<[Duration; 2]>,
+}
+
+impl Timed {
+    /// Returns the times since the last call.
+    fn take(&self) -> [Duration; 2] {
+        std::mem::take(&mut *self.spent.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl MigDriver for Timed {
+    fn call(&self, gpu: &str, call: &Call) -> Result<Answer, Refused> {
+        let start = Instant::now();
+        let answer = self.nvml.call(gpu, call);
+        let is_question = matches!(
+            call,
+            Call::Mode | Call::IsResetless | Call::Users | Call::Profiles | Call::Instances
+        );
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(is_question)] += start.elapsed();
+        answer
+    }
 }
 
 /// The same runtime as the plugin's.
@@ -168,8 +301,8 @@ fn scrapes(registry: &Registry) -> Result<Vec<Duration>> {
     Ok(scrapes)
 }
 
-/// The plugin's state of a node with these GPUs, as right after the plugin has started.
-fn node(memory: &Path, disk: &Path, gpus: Vec<Gpu>) -> Result<SharedNode> {
+/// The plugin's configuration, with the files that it looks for.
+fn config(memory: &Path, disk: &Path) -> Result<Config> {
     for file in ["libvgpu.so", "libvgpu-preload.so", "vgpu-cdi-hook", "vgpu-driver-limit"] {
         write(&memory.join("image").join(file))?;
     }
@@ -184,10 +317,19 @@ fn node(memory: &Path, disk: &Path, gpus: Vec<Gpu>) -> Result<SharedNode> {
         ("cdi-dir", memory.join("cdi")),
         ("run-dir", memory.join("run")),
     ];
-    let mut arguments = vec!["bench".to_owned(), "--node-name=bench".into(), "--pod-uid=bench".into()];
+    let mut arguments = vec![
+        "bench".to_owned(),
+        format!("--node-name={NODE}"),
+        "--pod-uid=bench".into(),
+    ];
     arguments.extend(folders.map(|(flag, folder)| format!("--{flag}={}", folder.display())));
     let mut config = config::Flags::try_parse_from(arguments)?.validate()?;
     config.soft_gpu_state = Some(memory.join("soft"));
+    Ok(config)
+}
+
+/// The plugin's state of a node with these GPUs, as right after the plugin has started.
+fn node(config: Config, inventory: Inventory, maker: Option<Arc<Timed>>) -> Result<SharedNode> {
     let lock = LockFile::open(&config.lock)?;
     let locked = lock.try_lock()?.context("somebody has the lock of a new folder")?;
     let mut node = Node::open(
@@ -197,7 +339,10 @@ fn node(memory: &Path, disk: &Path, gpus: Vec<Gpu>) -> Result<SharedNode> {
         // No program uses these claims.
         Box::new(|_| Ok(BTreeSet::new())),
     )?;
-    node.set_inventory(Ok(Inventory::new(gpus)));
+    if let Some(driver) = maker {
+        node.make_instances_with(driver, "this boot".into());
+    }
+    node.set_inventory(Ok(inventory));
     drop(locked);
     Ok(SharedNode::new(node))
 }
@@ -214,18 +359,25 @@ fn gpu(index: u32) -> Result<Gpu> {
         "driverVersion": "535.161.08", "cudaVersion": [12, 2], "memory": 80_u64 << 30}))?)
 }
 
-/// A claim of 64Mi; claims take turns over the GPUs.
-fn claim(index: usize, gpus: &[Gpu]) -> Result<ResourceClaim> {
+/// A share of 64Mi.
+fn share_of(gpu: &Gpu, index: usize) -> Value {
+    json!({"request": "gpu", "driver": "dra.vgpu", "pool": format!("{NODE}/vgpu"),
+        "device": format!("gpu-{:08x}", gpu.index), "shareID": share_id(index),
+        "consumedCapacity": {"memory": "64Mi", "cores": "1", "shares": "1"}})
+}
+
+fn share_id(index: usize) -> String {
+    format!("00000000-0000-4000-8000-{index:012x}")
+}
+
+/// A claim that was allocated this result.
+fn claim(index: usize, result: &Value) -> Result<ResourceClaim> {
     let name = format!("claim-{index}");
     let uid = format!("11111111-2222-4333-8444-{index:012x}");
-    let share = format!("00000000-0000-4000-8000-{index:012x}");
-    let gpu = &gpus[index % gpus.len()];
     Ok(serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "bench", "uid": uid}, "spec": {},
-        "status": {"reservedFor": [{"resource": "pods", "name": name, "uid": share}],
-            "allocation": {"devices": {"results": [{"request": "gpu", "driver": "dra.vgpu", "pool": "bench/vgpu",
-            "device": format!("gpu-{:08x}", gpu.index), "shareID": share,
-            "consumedCapacity": {"memory": "64Mi", "cores": "1", "shares": "1"}}]}}}}))?)
+        "status": {"reservedFor": [{"resource": "pods", "name": name, "uid": share_id(index)}],
+            "allocation": {"devices": {"results": [result]}}}}))?)
 }
 
 fn wire(claim: &ResourceClaim) -> Claim {
@@ -314,11 +466,11 @@ fn files(folder: &Path) -> Result<u64> {
     Ok(count)
 }
 
-/// Removes remaining mounts of shares and GPUs.
-fn unmount(run: &Path) {
+/// Removes remaining mounts of shares and GPUs below this folder.
+fn unmount(folder: &Path) {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-    for point in points.filter(|point| Path::new(point).starts_with(run)) {
+    for point in points.filter(|point| Path::new(point).starts_with(folder)) {
         let _ = vgpu_kubelet_plugin::tmpfs::remove(Path::new(point));
     }
 }

@@ -1,6 +1,6 @@
 //! Kinds of containers that use a claim: init containers, sidecars, and monitors of a whole GPU.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -8,6 +8,7 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{layout, node, shell};
 
+use crate::autoscaler::utilisation;
 use crate::load::{PROVES, share};
 use crate::manifests::{HOLD, pod_object};
 use crate::shared::{self, Installed, LIMIT, Test};
@@ -143,38 +144,15 @@ fn monitor() -> Result<()> {
     })
 }
 
-/// Waits until the cluster autoscaler would find that `used` of `all` devices of the node are used. Its rule for a node: the
-/// pool with the largest part of devices whose names are in allocations; admin access is left out.
+/// Waits until the cluster autoscaler would find that `used` of `all` devices of the node are used.
 fn used(kube: &Kube<'_>, used: usize, all: usize) -> Result<()> {
-    wait(
-        LIMIT,
-        &format!("an autoscaler to find {used} of {all} devices in use"),
-        || {
-            let mut pools: BTreeMap<String, (BTreeSet<String>, usize)> = BTreeMap::new();
-            let slices = kube.get(&["resourceslices"])?;
-            for slice in slices["items"].as_array().context("no slices")? {
-                let spec = &slice["spec"];
-                let name = spec["pool"]["name"].as_str().context("a slice without a pool")?;
-                pools.entry(name.to_owned()).or_default().1 += spec["devices"].as_array().map_or(0, Vec::len);
-            }
-            let claims = kube.get(&["resourceclaims", "--all-namespaces"])?;
-            let results = claims["items"].as_array().into_iter().flatten().flat_map(|claim| {
-                let results = claim["status"]["allocation"]["devices"]["results"].as_array();
-                results.into_iter().flatten()
-            });
-            for result in results.filter(|result| result["adminAccess"] != true) {
-                let pool = result["pool"].as_str().and_then(|name| pools.get_mut(name));
-                let device = result["device"].as_str().unwrap_or_default();
-                pool.context("a device of no pool")?.0.insert(device.to_owned());
-            }
-            ensure!(pools.len() == 2, "the pools are {pools:?}");
-            let highest = pools
-                .values()
-                .map(|(used, all)| used.len() as f64 / *all as f64)
-                .fold(0.0, f64::max);
-            Ok((highest == used as f64 / all as f64).then_some(()))
-        },
-    )
+    let what = format!("an autoscaler to find {used} of {all} devices in use");
+    wait(LIMIT, &what, || {
+        let pools = utilisation(kube)?;
+        ensure!(pools.len() == 2, "the pools are {pools:?}");
+        let highest = pools.into_values().fold(0.0, f64::max);
+        Ok((highest == used as f64 / all as f64).then_some(()))
+    })
 }
 
 fn held(installed: &Installed) -> Result<BTreeMap<String, (u64, u64)>> {

@@ -21,6 +21,7 @@
 //! karpenter.rs  nodes that Karpenter makes and removes, with VGPU_FULL_SIZE=1; beside.rs installs it, and Kueue
 //! quota.rs      namespace quotas: who waits, who starts, while leaders end
 //! containers.rs init containers, sidecars, monitors
+//! autoscaler.rs the cluster autoscaler's rule for how far a node is in use
 //! reallocated.rs shares that are reallocated while a former process still uses them
 //! plugin_storm.rs pods created and deleted while the plugin is killed every 2 s
 //! upgrades.rs   upgrade and rollback under load, and releases that never get ready
@@ -42,6 +43,7 @@
 
 mod adversity;
 mod attacks;
+mod autoscaler;
 mod bad_input;
 mod beside;
 mod checker;

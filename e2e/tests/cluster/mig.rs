@@ -1,4 +1,17 @@
 //! GPUs in MIG mode: a claim has an instance whole, claims share one, claims make one, and claims switch the mode.
+//!
+//! ```text
+//! mig/by_claims.rs  claims make instances: places, drain, upgrade; killed.rs: kills between the steps
+//! mig/mixed.rs      controller mode, on a node with whole GPUs, one with instances, and one on which claims make them
+//! mig/nvml.rs       the instances that NVML lists, beside those of claims
+//! ```
+
+mod by_claims;
+mod killed;
+mod mixed;
+mod nvml;
+
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -9,15 +22,17 @@ use vgpu_e2e::{install, workload};
 
 use crate::manifests::pod;
 use crate::of_chart::{STATE, on_gpus_of_the_chart};
-use crate::plugins;
 use crate::shared::{self, Installed, LIMIT, Test, memory_enforced};
 
 pub(crate) const TESTS: &[Test] = &[
     ("example_mig_has_an_instance_whole", whole_instances),
-    ("claims_make_instances", in_scheduler_mode),
+    ("claims_make_instances", by_claims::in_scheduler_mode),
     ("claims_switch_mig_mode", modes),
 ];
-pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[("claims_share_an_instance_in_controller_mode", in_controller_mode)];
+pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[(
+    "whole_gpus_and_instances_are_given_beside_each_other_in_controller_mode",
+    mixed::in_controller_mode,
+)];
 
 /// The memory of the larger instance.
 const HALF: u64 = 40_448 << 20;
@@ -33,16 +48,12 @@ fn is_skipped(test: &str) -> bool {
     is_real
 }
 
-/// A GPU without MIG beside two instances.
-fn in_controller_mode() -> Result<()> {
-    if is_skipped("mig::claims_share_an_instance_in_controller_mode") {
-        return Ok(());
-    }
-    shared::in_namespace_of(shared::controlled()?, "mig", |installed, kube| {
-        let values = "softGpu.gpus=2,mig.instances=shared";
-        let profile = "gpus = 2\nmig = 1: 3g.40gb@0, 1g.10gb@4\n";
-        on_gpus_of_the_chart(installed, kube, [STATE, values, profile], || shares(kube))
-    })
+/// Runs a part of a test, and prints how long it took.
+fn scene(name: &str, run: impl FnOnce() -> Result<()>) -> Result<()> {
+    let start = Instant::now();
+    run().with_context(|| format!("scene: {name}"))?;
+    println!("{name}: {} s", start.elapsed().as_secs());
+    Ok(())
 }
 
 /// A GPU without MIG beside two instances.
@@ -53,22 +64,10 @@ fn whole_instances() -> Result<()> {
     shared::in_namespace_of(shared::observed()?, "mig", |installed, kube| {
         let state = format!("{STATE}-whole");
         let profile = "gpus = 2\nnvml_pids = own\nmig = 1: 3g.40gb@0, 1g.10gb@4\n";
-        on_gpus_of_the_chart(installed, kube, [&state, "softGpu.gpus=2", profile], || {
+        let values = "softGpu.gpus=2,mig.instances=shared";
+        on_gpus_of_the_chart(installed, kube, [&state, values, profile], || {
             whole(installed, kube, &state)
         })
-    })
-}
-
-/// A GPU without MIG beside one in MIG mode without instances.
-fn in_scheduler_mode() -> Result<()> {
-    if is_skipped("mig::claims_make_instances") {
-        return Ok(());
-    }
-    shared::in_namespace_of(shared::observed()?, "mig", |installed, kube| {
-        let state = format!("{STATE}-dynamic");
-        let values = "softGpu.gpus=2,mig.dynamic=instances";
-        let profile = "gpus = 2\nnvml_pids = own\nmig = 1:\n";
-        on_gpus_of_the_chart(installed, kube, [&state, values, profile], || made(installed, kube))
     })
 }
 
@@ -81,97 +80,57 @@ fn claim(name: &str, exactly: &Value) -> String {
     format!("{claim}\n---\n{pod}")
 }
 
-/// A request for a whole instance of this profile.
-fn of_profile(profile: &str) -> Value {
-    let expression = format!("device.attributes['dra.vgpu'].profile == '{profile}'");
-    json!({"deviceClassName": "vgpu-mig", "selectors": [{"cel": {"expression": expression}}]})
+/// Selectors of instances of this profile, on the GPU with this index.
+fn selectors(profile: &str, gpu: u64) -> Value {
+    let of = "device.attributes['dra.vgpu']";
+    let all = [format!("{of}.profile == '{profile}'"), format!("{of}.index == {gpu}")];
+    all.map(|expression| json!({"cel": {"expression": expression}})).into()
+}
+
+/// A request for a part of an instance.
+fn part_of(profile: &str, gpu: u64, memory: &str) -> Value {
+    json!({"deviceClassName": "vgpu", "selectors": selectors(profile, gpu),
+        "capacity": {"requests": {"memory": memory, "cores": "25"}}})
+}
+
+/// A request for a whole instance.
+fn whole_of(profile: &str, gpu: u64) -> Value {
+    json!({"deviceClassName": "vgpu-mig", "selectors": selectors(profile, gpu)})
+}
+
+/// The memory that CUDA finds in a pod.
+fn memory_of(kube: &Kube<'_>, pod: &str) -> Result<u64> {
+    let line: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
+    line["total"].as_u64().with_context(|| format!("{pod}: {line}"))
 }
 
 /// Waits for a pod, and checks that its CUDA has this much memory and that it has the nodes of one instance.
 fn runs_with(kube: &Kube<'_>, pod: &str, memory: u64) -> Result<()> {
     kube.wait_running(pod, LIMIT)?;
-    let line: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
-    ensure!(line["total"].as_u64() == Some(memory), "{pod}: {line}");
+    let total = memory_of(kube, pod)?;
+    ensure!(total == memory, "{pod} has {total} bytes");
     let caps = kube.exec(pod, &["ls", "/dev/nvidia-caps"])?;
     ensure!(caps.split_whitespace().count() == 2, "{pod}: {caps}");
     Ok(())
 }
 
 fn delete(kube: &Kube<'_>, names: &[&str]) -> Result<()> {
-    kube.run(&[&["delete", "pod"], names].concat())?;
+    kube.run(&[&["delete", "pod", "--ignore-not-found"], names].concat())?;
     kube.run(&[&["delete", "resourceclaim"], names].concat()).map(drop)
 }
 
-/// Instances come with the first claim and go with the last, also while the plugin is killed.
-fn made(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
-    wait(LIMIT, "all places of the GPU to be published", || {
-        Ok((instances(kube)?.len() == 25).then_some(()))
-    })?;
-    let records = || -> Result<usize> {
-        let folder = installed.cluster.node(Node::FIRST).path_inside("/var/lib/vgpu/mig")?;
-        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        Ok(files
-            .filter(|file| file.path().extension().is_some_and(|end| end == "json"))
-            .count())
-    };
-    ensure!(records()? == 0, "an instance without a claim");
-    kube.apply(&claim("half", &of_profile("3g.40gb")))?;
-    runs_with(kube, "half", HALF)?;
-    kube.apply(&claim("eighth", &of_profile("1g.10gb")))?;
-    runs_with(kube, "eighth", EIGHTH)?;
-    ensure!(records()? == 2, "{} records", records()?);
-    // The rest has no place for another half.
-    kube.apply(&claim("second", &of_profile("3g.40gb")))?;
-    wait(LIMIT, "the pod of the second half to wait", || {
-        let events = kube.get(&["events", "--field-selector", "involvedObject.name=second"])?;
+/// Waits until kube-scheduler has found no devices for a pod.
+fn waits(kube: &Kube<'_>, pod: &str) -> Result<()> {
+    wait(LIMIT, &format!("pod {pod} to wait for devices"), || {
+        let events = kube.get(&["events", "--field-selector", &format!("involvedObject.name={pod}")])?;
         Ok(events.to_string().contains("FailedScheduling").then_some(()))
-    })?;
-    plugins::kill(&installed.cluster)?;
-    delete(kube, &["eighth"])?;
-    runs_with(kube, "second", HALF)?;
-    delete(kube, &["half", "second"])?;
-    wait(LIMIT, "the instances to be destroyed", || {
-        Ok((records()? == 0).then_some(()))
     })
 }
 
-/// Two claims have parts of an instance, which a third one that wants all of it then gets when they have ended.
-fn shares(kube: &Kube<'_>) -> Result<()> {
-    two_instances(kube)?;
-    let part = json!({"deviceClassName": "vgpu", "capacity": {"requests": {"memory": "10Gi", "cores": "25"}},
-        "selectors": of_profile("3g.40gb")["selectors"]});
-    for name in ["first", "second"] {
-        kube.apply(&claim(name, &part))?;
-    }
-    for name in ["first", "second"] {
-        runs_with(kube, name, 10 << 30)?;
-    }
-    let device = |name: &str| -> Result<Value> {
-        let claim = kube.get(&["resourceclaim", name])?;
-        Ok(claim["status"]["allocation"]["devices"]["results"][0].clone())
-    };
-    let (first, second) = (device("first")?, device("second")?);
-    ensure!(
-        first["device"] == second["device"] && first["shareID"] != second["shareID"],
-        "{first} {second}"
-    );
-    ensure!(
-        first["pool"].as_str().is_some_and(|pool| pool.ends_with("/vgpu-mig")),
-        "{first}"
-    );
-    kube.apply(&claim("whole", &of_profile("3g.40gb")))?;
-    wait(
-        LIMIT,
-        "the pod that wants the instance whole to say why it waits",
-        || {
-            let events = kube.get(&["events", "--field-selector", "involvedObject.name=whole"])?;
-            Ok(events.to_string().contains("mig-").then_some(()))
-        },
-    )?;
-    delete(kube, &["first", "second"])?;
-    runs_with(kube, "whole", HALF)?;
-    // Delete the pod now, because the plugin that the rollback restores does not know these GPUs.
-    kube.run(&["delete", "pod", "whole"]).map(drop)
+/// The only device of a claim.
+fn allocated(kube: &Kube<'_>, claim: &str) -> Result<Value> {
+    let claim = kube.get(&["resourceclaim", claim])?;
+    Ok(claim["status"]["allocation"]["devices"]["results"][0].clone())
 }
 
 fn two_instances(kube: &Kube<'_>) -> Result<()> {
@@ -197,15 +156,12 @@ fn instances(kube: &Kube<'_>) -> Result<Vec<(String, Vec<String>)>> {
     Ok(instances.map(of).collect())
 }
 
-/// The documented example gets the instance that is large enough, whole, and sees nothing else. One that is destroyed is tainted.
+/// The documented example gets the instance that is large enough, whole, and sees nothing else, beside a part of the other one.
+/// One that is destroyed is tainted.
 fn whole(installed: &Installed, kube: &Kube<'_>, state: &str) -> Result<()> {
     two_instances(kube)?;
     kube.apply(&workload::manifests(&install::example("mig"))?)?;
-    kube.wait_running("mig", LIMIT)?;
-    let line: Value = serde_json::from_str(&kube.exec("mig", &["vgpu-client", "check"])?)?;
-    ensure!(line["total"].as_u64() == Some(HALF), "{line}");
-    let caps = kube.exec("mig", &["ls", "/dev/nvidia-caps"])?;
-    ensure!(caps.split_whitespace().count() == 2, "{caps}");
+    runs_with(kube, "mig", HALF)?;
     let shares = workload::shares(kube)?;
     let of_pod = shares.iter().filter_map(|share| share.device.clone());
     let device = of_pod
@@ -219,14 +175,14 @@ fn whole(installed: &Installed, kube: &Kube<'_>, state: &str) -> Result<()> {
         .find(|share| share.pod == "mig")
         .context("no claim of the pod")?;
     memory_enforced(kube, &of_mig.claim, "True", "Library")?;
+    kube.apply(&claim("part", &part_of("1g.10gb", 1, "4Gi")))?;
+    runs_with(kube, "part", 4 << 30)?;
+    delete(kube, &["part"])?;
     // The smaller one is not large enough for a second pod.
     let second = workload::manifests(&install::example("mig"))?;
     let second = second.replace("name: mig\n  labels", "name: second\n  labels");
     kube.apply(&second)?;
-    wait(LIMIT, "the second pod to wait for an instance", || {
-        let events = kube.get(&["events", "--field-selector", "involvedObject.name=second"])?;
-        Ok(events.to_string().contains("FailedScheduling").then_some(()))
-    })?;
+    waits(kube, "second")?;
     kube.run(&["delete", "pod", "second", "--wait=false"])?;
     let state = installed.cluster.node(Node::FIRST).path_inside(state)?;
     std::fs::write(state.join("control"), "gone 1 1\n").context("cannot write the control file")?;
@@ -275,27 +231,17 @@ fn switched(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
         json!({"deviceClassName": "vgpu", "capacity": {"requests": {"memory": memory, "cores": "25"}},
             "selectors": [{"cel": {"expression": of_gpu}}]})
     };
-    let device = |claim: &str| -> Result<Value> {
-        let claim = kube.get(&["resourceclaim", claim])?;
-        Ok(claim["status"]["allocation"]["devices"]["results"][0].clone())
-    };
-    let waits = |pod: &str| {
-        wait(LIMIT, "a pod of another form to wait", || {
-            let events = kube.get(&["events", "--field-selector", &format!("involvedObject.name={pod}")])?;
-            Ok(events.to_string().contains("FailedScheduling").then_some(()))
-        })
-    };
     kube.apply(&claim("whole", &json!({"deviceClassName": "gpu"})))?;
     kube.wait_running("whole", LIMIT)?;
-    let result = device("whole")?;
+    let result = allocated(kube, "whole")?;
     let names = (result["device"].as_str(), result["pool"].as_str());
     ensure!(
         names.0.is_some_and(|name| name.ends_with("-undivided"))
             && names.1.is_some_and(|pool| pool.contains("/vgpu-mig-")),
         "{result}"
     );
-    kube.apply(&claim("half", &of_profile("3g.40gb")))?;
-    waits("half")?;
+    kube.apply(&claim("half", &whole_of("3g.40gb", 0)))?;
+    waits(kube, "half")?;
     delete(kube, &["whole"])?;
     // The pod that waited has an instance now, and shares of the GPU wait.
     runs_with(kube, "half", HALF)?;
@@ -307,19 +253,18 @@ fn switched(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     for name in ["first", "second"] {
         kube.apply(&claim(name, &part("10Gi")))?;
     }
-    waits("first")?;
+    waits(kube, "first")?;
     // The mode is switched off by the plugin that comes after a kill.
     plugins::kill(&installed.cluster)?;
     delete(kube, &["half"])?;
     for name in ["first", "second"] {
         kube.wait_running(name, LIMIT)?;
-        let line: Value = serde_json::from_str(&kube.exec(name, &["vgpu-client", "check"])?)?;
-        ensure!(line["total"].as_u64() == Some(10 << 30), "{name}: {line}");
+        ensure!(memory_of(kube, name)? == 10 << 30, "{name}");
     }
     ends()?;
     memory_enforced(kube, "first", "True", "Library")?;
     delete(kube, &["first", "second"])?;
-    kube.apply(&claim("eighth", &of_profile("1g.10gb")))?;
+    kube.apply(&claim("eighth", &whole_of("1g.10gb", 0)))?;
     runs_with(kube, "eighth", EIGHTH)?;
     // Delete it now, because the plugin that the rollback restores does not switch the mode off.
     delete(kube, &["eighth"])?;

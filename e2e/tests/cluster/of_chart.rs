@@ -7,7 +7,7 @@ use vgpu_e2e::outcome::after;
 use vgpu_e2e::{image, install};
 
 use crate::plugins;
-use crate::releases::roll_back;
+use crate::releases::{revision, roll_back_to};
 use crate::shared::{self, Installed};
 
 /// The state folder differs from that of the cluster's own software GPU, so the GPUs differ too.
@@ -25,15 +25,16 @@ pub(crate) fn on_gpus_of_the_chart(
     let inside = cluster.node(Node::FIRST).path_inside(state)?;
     std::fs::create_dir_all(&inside).with_context(|| format!("cannot create {}", inside.display()))?;
     std::fs::write(inside.join("profile"), profile).context("cannot write the profile")?;
-    let before = plugins::uids(cluster)?;
+    let (before, release) = (plugins::uids(cluster)?, revision(cluster)?);
     let values = format!("driverRoot=/,softGpu.state={state},{values}");
     let settled = upgrade(cluster, &values).and_then(|()| plugins::settle(cluster, &before));
     let tested = settled.and_then(|_| test());
-    let back = roll_back(cluster).and_then(|()| plugins::settle(cluster, &[]).map(drop));
+    let back = roll_back_to(cluster, &release).and_then(|()| plugins::settle(cluster, &[]).map(drop));
     after(tested, back.and_then(|()| plugins::published(installed, kube)))
 }
 
-fn upgrade(cluster: &Cluster, values: &str) -> Result<()> {
+/// Upgrades the chart with these values beside the present ones.
+pub(crate) fn upgrade(cluster: &Cluster, values: &str) -> Result<()> {
     let chart = install::chart();
     let chart = chart.to_str().context("the clone's path is not UTF-8")?;
     let upgrade = ["upgrade", install::NAME, chart, "--reuse-values", "--set", values];

@@ -4,6 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use vgpu_e2e::cluster::Cluster;
 use vgpu_e2e::image::{self, Contents};
 use vgpu_e2e::kube::Kube;
@@ -104,4 +105,17 @@ impl Release {
 pub(crate) fn roll_back(cluster: &Cluster) -> Result<()> {
     let project = Kube::new(cluster, install::NAME);
     project.helm(&["rollback", install::NAME]).map(drop)
+}
+
+/// Helm's number of the current release.
+pub(crate) fn revision(cluster: &Cluster) -> Result<String> {
+    let status = Kube::new(cluster, install::NAME).helm(&["status", install::NAME, "-o", "json"])?;
+    let status: Value = serde_json::from_str(&status).context("helm gave no JSON")?;
+    Ok(status["version"].to_string())
+}
+
+/// Runs `helm rollback` to this release without waiting.
+pub(crate) fn roll_back_to(cluster: &Cluster, revision: &str) -> Result<()> {
+    let project = Kube::new(cluster, install::NAME);
+    project.helm(&["rollback", install::NAME, revision]).map(drop)
 }
