@@ -83,10 +83,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
 }
 
 async fn serve(mut config: Config) -> anyhow::Result<()> {
-    let server = kube::Config::infer().await;
-    let client = connection::client(server.context("no configuration for the API server")?)?;
-    let cluster = Cluster::new(client, config.node_name.clone());
-    let labels = follow_labels(&cluster, &config.node_name);
+    let (cluster, labels) = connect(&config.node_name).await?;
     let follower = mig_dynamic::Follower::start(&mut config, labels.clone()).await;
     let processes = Processes::of_node(Some(&config.pod_uid));
     let (program, sizes) = (Path::new("/proc/self/exe"), &config.memory_sizes);
@@ -190,13 +187,16 @@ fn pages(parts: &TaskInputs) -> axum::Router {
     http::router(parts.readiness.clone(), registries)
 }
 
-/// Follows the labels of this node's object from now on.
-fn follow_labels(cluster: &Cluster, node: &str) -> node_labels::Seen {
+/// The API server, and the labels of this node's object, which are followed from now on.
+async fn connect(node: &str) -> anyhow::Result<(Cluster, node_labels::Seen)> {
+    let server = kube::Config::infer().await;
+    let client = connection::client(server.context("no configuration for the API server")?)?;
+    let cluster = Cluster::new(client, node.to_owned());
     let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let events = watcher(cluster.nodes(), own).default_backoff();
     let (labels, seen) = watch::channel(None);
     tokio::spawn(node_labels::follow(events, labels));
-    seen
+    Ok((cluster, seen))
 }
 
 /// Starts the tasks that run until the plugin ends, beside the servers and the tasks of `work`.

@@ -137,6 +137,8 @@ fn podman_loads_a_claim_and_the_shims_names_win() {
         visible_devices: false,
         metadata: &[],
         driver_limit: None,
+        alone: None,
+        refused: None,
     };
     let spec = edits::spec(&inputs, UID, &[placed]).render().expect("rendered");
     put(

@@ -228,6 +228,8 @@ fn given(root: &Path) -> BTreeSet<String> {
         visible_devices: false,
         metadata: &[],
         driver_limit: None,
+        alone: None,
+        refused: None,
     };
     let spec = edits::spec(&inputs, "u", &[placed]);
     spec.validate().expect("a valid spec");
