@@ -240,7 +240,9 @@ impl Scene {
             self.unprepare(claim, Ends::Well);
         }
         let (gpu, profile, placement) = wanted;
-        let is_shared = self.prepared.values().any(|other| *other == wanted) && self.instance(wanted).is_some();
+        // It may be an administrator's: made after the claim's had been seen to be gone.
+        let is_there = self.instance(wanted).is_some_and(|one| !one.is_administrators);
+        let is_shared = is_there && self.prepared.values().any(|other| *other == wanted);
         let is_held = self.is_held(gpu);
         let must_succeed = is_shared || self.has_room(wanted) && !is_held;
         let is_leftover = !is_shared && self.instance(wanted).is_some_and(|one| one.is_in_use);
