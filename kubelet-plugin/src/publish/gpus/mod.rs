@@ -580,7 +580,7 @@ mod tests {
             (0, vec![own("3f8a1c20"), own("3f8a1c21")]),
         ] {
             let mut seen = list(&[gpu(0), gpu(1)]);
-            scans.divide(&mut seen, &outputs).await;
+            scans.divide(&mut seen, &outputs).await.expect("surveyed");
             scans.apply(Ok(seen), &config, &outputs);
             assert_eq!(pools(&scanned.published), expected, "{claims} claims");
             assert!(taints(&scanned.published).iter().all(Option::is_none));
@@ -598,7 +598,7 @@ mod tests {
         assert_eq!(prepare(&outputs.node, (id, rebuilt)).await, Ok(()));
         std::fs::write(scanned.rig.record("u2"), "{").expect("written");
         let mut seen = list(&[gpu(0), gpu(1)]);
-        scans.divide(&mut seen, &outputs).await;
+        scans.divide(&mut seen, &outputs).await.expect("surveyed");
         scans.apply(Ok(seen), &config, &outputs);
         assert!(outputs.node.gpus_in_use().iter().any(|one| !one.is_dynamic));
         assert_eq!(pools(&scanned.published), [own("3f8a1c20"), own("3f8a1c21")]);
