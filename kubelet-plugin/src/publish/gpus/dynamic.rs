@@ -130,10 +130,11 @@ impl DynamicGpus {
         let uuids = |gpus: &[Gpu]| gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>();
         let is_new = |uuid: &String| !self.gpus.contains_key(uuid) && !self.ordinary.contains(uuid);
         let new: Vec<String> = uuids(&list.gpus).into_iter().filter(is_new).collect();
-        let all = uuids(&list.divided).into_iter().chain(uuids(&list.gpus));
-        let gpus: Vec<String> = all
-            .filter(|uuid| !self.ordinary.contains(uuid) && !new.contains(uuid))
-            .collect();
+        let divided = uuids(&list.divided)
+            .into_iter()
+            .filter(|uuid| !self.ordinary.contains(uuid));
+        let whole = uuids(&list.gpus).into_iter().filter(|uuid| self.switches(uuid));
+        let gpus: Vec<String> = divided.chain(whole).collect();
         // Also without such a GPU: a record of one that is whole now must not outlive the instance that it names.
         let survey = node.turn(move |node, locked| node.survey(locked, &gpus, &new));
         let failed = match tokio::time::timeout(SURVEYED_WITHIN, survey).await {
