@@ -98,6 +98,8 @@ fn cdi_spec(driver: &Driver, claim: &str, share: &Share) -> Spec {
         driver,
         visible_devices: false,
         driver_limit: Some((Command::Set { is_required: true }, Path::new(RECORDS))),
+        alone: None,
+        refused: None,
     };
     let placed = Placed {
         share,

@@ -69,6 +69,7 @@ fn asked<'a>(claim: &'a str, gpu: &'a str, candidate: &'a Candidate) -> Asked<'a
         profile: candidate.profile.id,
         profile_name: &candidate.profile.name,
         placement: candidate.placement,
+        whole: None,
     }
 }
 
