@@ -48,7 +48,7 @@ impl Tainted<'_> {
     }
 
     fn is_of_instance(&self) -> bool {
-        is_instance(self.device) && OF_INSTANCE.contains(&self.kind)
+        is_instance(self.device) && !is_dynamic(self.device) && OF_INSTANCE.contains(&self.kind)
     }
 
     /// The UUID of the GPU with the fault.
@@ -72,6 +72,11 @@ impl Tainted<'_> {
 
 fn is_instance(device: &Value) -> bool {
     text(device, "/attributes/type/string") == device_type::MIG
+}
+
+/// Returns true if claims make the instance, or the device is the undivided GPU beside such ones: it has the taints of its GPU.
+fn is_dynamic(device: &Value) -> bool {
+    !list(device, "/consumesCounters").is_empty()
 }
 
 fn tainted(seen: &Seen) -> impl Iterator<Item = Tainted<'_>> {
@@ -199,6 +204,18 @@ fn mend(one: &Tainted<'_>) -> String {
             "reset" | "drain-and-reset" => format!("{drain}, then {reset}"),
             other => format!("{drain}, then there what the driver asks for: {other}"),
         },
+        "overlap" if is_dynamic(one.device) => format!(
+            "end the processes of the instances whose claims are gone, and the plugin destroys these: nvidia-smi on node {node} names \
+             them, but for those of DCGM"
+        ),
+        "overlap" => {
+            "kubectl delete the pods that have the GPU or its instances (kubectl vgpu top -n NAMESPACE names them)"
+                .to_owned()
+        }
+        "lost" if is_dynamic(one.device) => format!(
+            "nvidia-smi -L on node {node}: if it lists the GPU, its MIG mode was switched off: nvidia-smi -i {uuid} -mig 1; else \
+             {drain}, and reboot it"
+        ),
         "lost" => format!("{drain}, and reboot it; dmesg there may say why the GPU went"),
         SILENT => format!("look at nvidia-smi and dmesg on the node; if nvidia-smi hangs: {drain}, and reboot it"),
         _ => format!("use the vgpu of the plugin's release: kubectl logs of the plugin on node {node} says more"),
@@ -208,7 +225,7 @@ fn mend(one: &Tainted<'_>) -> String {
 /// Returns a line for each GPU that takes no claims although it has no fault: those in MIG mode.
 pub(super) fn notes(seen: &Seen) -> Vec<String> {
     let mig = tainted(seen).filter(|one| one.kind == MIG);
-    mig.map(|one| {
+    let lines: BTreeSet<String> = mig.map(|one| {
         format!(
             "{} is in MIG mode (taint {PREFIX}{MIG}), so no new claim gets it whole, nor a share of it; its instances are devices of \
              class vgpu-mig, once no claim has the GPU; nvidia-smi -i {} -mig 0 there ends that (docs/mig.md)",
@@ -216,7 +233,8 @@ pub(super) fn notes(seen: &Seen) -> Vec<String> {
             one.gpu()
         )
     })
-    .collect()
+    .collect();
+    lines.into_iter().collect()
 }
 
 /// The label by which GPU Operator's MIG manager says what it did on a node.
@@ -247,8 +265,8 @@ pub(super) fn mig_managers(seen: &Seen) -> Vec<Finding> {
                      changes, also those that claims have"
                 .to_owned(),
             mend: format!(
-                "once the instances are as you want them: kubectl label node {name} nvidia.com/gpu.deploy.mig-manager=false --overwrite; \
-                 and drain the node before you change them (docs/mig.md)"
+                "drain the node before that label changes; where claims make instances: kubectl label node {name} \
+                 nvidia.com/gpu.deploy.mig-manager=false --overwrite (docs/mig.md)"
             ),
         })
     };

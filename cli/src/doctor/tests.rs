@@ -392,6 +392,25 @@ fn a_fault_of_a_gpu_in_mig_mode_is_one_finding_and_an_instance_that_is_gone_one_
 }
 
 #[test]
+fn a_taint_of_a_gpu_on_which_claims_make_instances_is_one_finding_with_its_own_advice() {
+    for (kind, words) in [("lost", "-i GPU-9 -mig 1"), ("overlap", "end the processes")] {
+        let mut seen = with_instances(kind, "");
+        for slice in objects(&mut seen.slices) {
+            for device in slice["spec"]["devices"].as_array_mut().into_iter().flatten() {
+                if device["attributes"]["type"]["string"] == "mig" {
+                    device["attributes"]["uuid"]["string"] = "GPU-9".into();
+                    device["consumesCounters"] = serde_json::json!([{"counterSet": "mig-9", "counters": {}}]);
+                }
+            }
+        }
+        let found = findings::of(&seen);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert_eq!(found[0].object, "GPU GPU-9 on node n1");
+        assert!(found[0].mend.contains(words), "{found:#?}");
+    }
+}
+
+#[test]
 fn a_mig_manager_beside_instances_is_found() {
     let mut seen = with_instances("allocator", "");
     assert_eq!(findings::of(&seen), []);

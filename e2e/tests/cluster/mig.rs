@@ -3,15 +3,14 @@
 //! ```text
 //! mig/by_claims.rs  claims make instances: places, drain, upgrade; killed.rs: kills between the steps
 //! mig/mixed.rs      controller mode, on a node with whole GPUs, one with instances, and one on which claims make them
-//! mig/nvml.rs       the instances that NVML lists, beside those of claims
+//! mig/nvml.rs       the instances that NVML lists, beside those of claims; pods.rs: claims and their pods
 //! ```
 
 mod by_claims;
 mod killed;
 mod mixed;
 mod nvml;
-
-use std::time::Instant;
+mod pods;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -20,8 +19,9 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, workload};
 
-use crate::manifests::pod;
+use self::pods::{EIGHTH, HALF, allocated, claim, delete, is_skipped, memory_of, part_of, runs_with, waits, whole_of};
 use crate::of_chart::{STATE, on_gpus_of_the_chart};
+use crate::plugins;
 use crate::shared::{self, Installed, LIMIT, Test, memory_enforced};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -33,28 +33,6 @@ pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[(
     "whole_gpus_and_instances_are_given_beside_each_other_in_controller_mode",
     mixed::in_controller_mode,
 )];
-
-/// The memory of the larger instance.
-const HALF: u64 = 40_448 << 20;
-/// The memory of the smallest one.
-const EIGHTH: u64 = 9_984 << 20;
-
-/// Skips a test on a machine with a real driver. Returns true if it was skipped.
-fn is_skipped(test: &str) -> bool {
-    let is_real = shared::prepared().gpu.is_nvidia();
-    if is_real {
-        vgpu_skip::skip(test, "the init container refuses this machine, which has a real driver");
-    }
-    is_real
-}
-
-/// Runs a part of a test, and prints how long it took.
-fn scene(name: &str, run: impl FnOnce() -> Result<()>) -> Result<()> {
-    let start = Instant::now();
-    run().with_context(|| format!("scene: {name}"))?;
-    println!("{name}: {} s", start.elapsed().as_secs());
-    Ok(())
-}
 
 /// A GPU without MIG beside two instances.
 fn whole_instances() -> Result<()> {
@@ -69,68 +47,6 @@ fn whole_instances() -> Result<()> {
             whole(installed, kube, &state)
         })
     })
-}
-
-/// A claim of this spec of a request, and a pod that has it.
-fn claim(name: &str, exactly: &Value) -> String {
-    let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}});
-    let pod = pod(name, "client", &["vgpu-client", "hold"], name);
-    let pod = pod.replace("resourceClaimTemplateName", "resourceClaimName");
-    format!("{claim}\n---\n{pod}")
-}
-
-/// Selectors of instances of this profile, on the GPU with this index.
-fn selectors(profile: &str, gpu: u64) -> Value {
-    let of = "device.attributes['dra.vgpu']";
-    let all = [format!("{of}.profile == '{profile}'"), format!("{of}.index == {gpu}")];
-    all.map(|expression| json!({"cel": {"expression": expression}})).into()
-}
-
-/// A request for a part of an instance.
-fn part_of(profile: &str, gpu: u64, memory: &str) -> Value {
-    json!({"deviceClassName": "vgpu", "selectors": selectors(profile, gpu),
-        "capacity": {"requests": {"memory": memory, "cores": "25"}}})
-}
-
-/// A request for a whole instance.
-fn whole_of(profile: &str, gpu: u64) -> Value {
-    json!({"deviceClassName": "vgpu-mig", "selectors": selectors(profile, gpu)})
-}
-
-/// The memory that CUDA finds in a pod.
-fn memory_of(kube: &Kube<'_>, pod: &str) -> Result<u64> {
-    let line: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
-    line["total"].as_u64().with_context(|| format!("{pod}: {line}"))
-}
-
-/// Waits for a pod, and checks that its CUDA has this much memory and that it has the nodes of one instance.
-fn runs_with(kube: &Kube<'_>, pod: &str, memory: u64) -> Result<()> {
-    kube.wait_running(pod, LIMIT)?;
-    let total = memory_of(kube, pod)?;
-    ensure!(total == memory, "{pod} has {total} bytes");
-    let caps = kube.exec(pod, &["ls", "/dev/nvidia-caps"])?;
-    ensure!(caps.split_whitespace().count() == 2, "{pod}: {caps}");
-    Ok(())
-}
-
-fn delete(kube: &Kube<'_>, names: &[&str]) -> Result<()> {
-    kube.run(&[&["delete", "pod", "--ignore-not-found"], names].concat())?;
-    kube.run(&[&["delete", "resourceclaim"], names].concat()).map(drop)
-}
-
-/// Waits until kube-scheduler has found no devices for a pod.
-fn waits(kube: &Kube<'_>, pod: &str) -> Result<()> {
-    wait(LIMIT, &format!("pod {pod} to wait for devices"), || {
-        let events = kube.get(&["events", "--field-selector", &format!("involvedObject.name={pod}")])?;
-        Ok(events.to_string().contains("FailedScheduling").then_some(()))
-    })
-}
-
-/// The only device of a claim.
-fn allocated(kube: &Kube<'_>, claim: &str) -> Result<Value> {
-    let claim = kube.get(&["resourceclaim", claim])?;
-    Ok(claim["status"]["allocation"]["devices"]["results"][0].clone())
 }
 
 fn two_instances(kube: &Kube<'_>) -> Result<()> {
@@ -266,7 +182,11 @@ fn switched(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     delete(kube, &["first", "second"])?;
     kube.apply(&claim("eighth", &whole_of("1g.10gb", 0)))?;
     runs_with(kube, "eighth", EIGHTH)?;
-    // Delete it now, because the plugin that the rollback restores does not switch the mode off.
     delete(kube, &["eighth"])?;
-    ends()
+    ends()?;
+    // Records alone do not say that the mode is off: no program can use the whole GPU before.
+    kube.apply(&claim("again", &json!({"deviceClassName": "gpu"})))?;
+    kube.wait_running("again", LIMIT)?;
+    ensure!(memory_of(kube, "again")? > HALF, "not the whole GPU");
+    delete(kube, &["again"])
 }

@@ -277,6 +277,8 @@ pub(crate) const INVALID_ARGUMENT: u32 = 2;
 // === impl Code ===
 
 impl Code {
+    /// The driver is older than the question.
+    pub const FUNCTION_NOT_FOUND: Self = Self::Other(13);
     const KNOWN: [(u32, Self); 6] = [
         (3, Self::NotSupported),
         (4, Self::NoPermission),

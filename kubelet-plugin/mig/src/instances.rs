@@ -252,7 +252,8 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
     /// # Errors
     /// The driver does not answer.
     pub fn is_switchable(&self, gpu: &str) -> Result<bool, Error> {
-        let is_refusal = |source: &Refused| source.code != Code::NoAnswer;
+        // A driver without these functions cannot. Any other failure may pass.
+        let is_refusal = |source: &Refused| source.code.is_refusal() || source.code == Code::FUNCTION_NOT_FOUND;
         let answer = match self.driver.is_resetless(gpu) {
             Ok(true) => self.driver.profiles(gpu).map(|profiles| !profiles.is_empty()),
             answer => answer,
@@ -573,8 +574,13 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
         has_compute && self.is_its(record, instance)
     }
 
-    /// Returns false if it is certain that no instance is where a damaged record's name says.
+    /// Returns false if it is certain that no instance is where a damaged record's name says, and that the mode is off which it
+    /// names.
     fn is_anything_at(&self, file: &str) -> bool {
+        if let Some(gpu) = Switched::gpu_of_file(file) {
+            let mode = self.driver.mode(gpu);
+            return mode.map_or(true, |mode| mode.is_on || mode.is_on_after_reset);
+        }
         let Some(key) = Key::of_file(file) else { return false };
         let is_there = |found: &GpuInstance| (found.profile, found.placement.start) == (key.profile, key.start);
         self.list(&key.gpu).map_or(true, |found| found.iter().any(is_there))

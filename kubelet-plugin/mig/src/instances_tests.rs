@@ -601,6 +601,23 @@ fn a_damaged_record_makes_no_instance_the_claims() {
 }
 
 #[test]
+fn a_damaged_record_of_a_mode_stays_until_the_mode_is_off() {
+    let machine = machine();
+    let plugin = machine.plugin(true);
+    machine.state().files.insert("GPU-1.mode.json".into(), b"{".to_vec());
+    let problems = plugin.recover(known(&[])).expect("listed").problems;
+    assert!(
+        problems[0]
+            .to_string()
+            .starts_with("the record GPU-1.mode.json is not what")
+    );
+    assert_eq!(machine.state().files.len(), 1);
+    machine.state().gpu(GPU).mode = crate::driver::Mode::default();
+    assert!(plugin.recover(known(&[])).expect("listed").problems.is_empty());
+    assert!(machine.state().files.is_empty());
+}
+
+#[test]
 fn records_in_a_folder_serve_the_next_plugin() {
     let dir = tempfile::tempdir().expect("a folder");
     let machine = machine();

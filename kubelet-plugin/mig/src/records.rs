@@ -187,6 +187,12 @@ impl Switched {
         format!("{}.{MODE}{END}", self.gpu)
     }
 
+    /// Returns the UUID of the GPU whose mode a file of this name is about.
+    #[must_use]
+    pub fn gpu_of_file(name: &str) -> Option<&str> {
+        name.strip_suffix(END)?.strip_suffix(MODE)?.strip_suffix('.')
+    }
+
     /// # Errors
     /// It cannot be written.
     pub fn save(&self, store: &impl Store) -> Result<(), Failed> {

@@ -10,14 +10,12 @@
 //! - The MIG manager fails half-way: its label stays `pending` until an administrator acts (GPU Operator's issue 2833), and the
 //!   driver is not asked until then. The reason in the log and in `/readyz` says what to do.
 
-use super::{Labels, Seen};
+use super::{CLIENT, Labels, MIG_MANAGER, Seen};
 use crate::nvml::Nvml;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-pub(super) const CLIENT: &str = "nvidia.com/gpu.deploy.client";
 const PAUSED: &str = "paused";
-pub(super) const MIG_MANAGER: &str = "nvidia.com/mig.config.state";
 const CHANGING: [&str; 2] = ["pending", "rebooting"];
 
 /// Pauses NVML as the labels say. `rescan` has the GPUs listed again. Returns once nobody follows the labels any more.

@@ -9,24 +9,25 @@
 //! - Claims made instances on this node or switched a GPU's mode, by their records, and a value is to hold that allows less: the
 //!   plugin goes on serving them, also after a restart, and ends once the last such record is gone. Otherwise these instances would
 //!   be published as an administrator's, nobody would destroy them, and the mode would stay on. New claims get instances meanwhile,
-//!   so the remark says to drain the node.
+//!   so the remark says to drain the node. A damaged record counts as one.
+//! - A former plugin makes an instance while this one has started with a value that does not serve it, as in a rolling update: the
+//!   records say so within [`CHECKED_EVERY`], and this one starts again.
 //! - The API server cannot be reached at the start: the chart's value holds, or what the records need, until the labels are listed. Nothing is published before, and no claim can be read, so nothing that depends on the value is promised; faults
 //!   and health of the devices of the label's value are not reported to kubelet meanwhile.
 //! - The records cannot be listed: a start takes it that there are none, and a plugin that serves instances goes on.
 //! - Connections stay open at the end: `run` ends the process all the same.
 
-use super::{LISTED_WITHIN, Labels, Seen};
+use super::{LISTED_WITHIN, Labels, MIG_DYNAMIC as LABEL, Seen};
 use crate::config::{self, Config, MigDynamic};
 use clap::ValueEnum as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
 use vgpu_mig::Folder;
-use vgpu_mig::records::Records;
+use vgpu_mig::records::{Records, Switched};
 use vgpu_quantity::quoted;
 
-pub(super) const LABEL: &str = "dra.vgpu/mig-dynamic";
-/// How often it is checked if instances are gone.
+/// How often the records are read.
 const CHECKED_EVERY: Duration = Duration::from_secs(10);
 
 /// The flags on which the choice depends.
@@ -170,23 +171,20 @@ impl Follower {
             let Ok(labels) = self.seen.wait_for(Option::is_some).await.map(|labels| labels.clone()) else {
                 return std::future::pending().await;
             };
-            let made = match self.setting.wanted(labels.as_ref()).0 < self.running {
-                true => self.made().await,
-                false => Made::default(),
-            };
+            // Also without a change: a former plugin that still works may make an instance after this one has started.
+            let made = self.made().await;
             let choice = self.setting.choose(labels.as_ref(), &made);
             if choice.value != self.running {
-                let (_, said_by, remark) = self.setting.wanted(labels.as_ref());
-                let (value, running) = (name(choice.value), name(self.running));
-                let why = remark.map_or_else(String::new, |remark| format!(" ({remark})"));
-                return format!("mig.dynamic is {value} by {said_by}{why}, and this plugin started with {running}");
+                let (_, said_by, _) = self.setting.wanted(labels.as_ref());
+                let why = || format!("mig.dynamic is {} by {said_by}", name(choice.value));
+                let why = choice.remark.unwrap_or_else(why);
+                return format!("{why}; this plugin started with {}", name(self.running));
             }
-            let is_held = !made.names.is_empty();
             note(&self.remark, choice.remark);
             self.is_decided.send_replace(true);
             tokio::select! {
                 changed = self.seen.changed() => if changed.is_err() { return std::future::pending().await },
-                () = tokio::time::sleep(CHECKED_EVERY), if is_held => {}
+                () = tokio::time::sleep(CHECKED_EVERY) => {}
             }
         }
     }
@@ -218,14 +216,20 @@ fn note(to: &watch::Sender<Option<String>>, remark: Option<String>) {
 /// Reads the records of what claims did.
 fn made(folder: &Path) -> Result<Made, String> {
     let records = Records::read(&Folder::new(folder.to_owned())).map_err(|error| error.to_string())?;
-    let needs = match (records.switched.is_empty(), records.instances.is_empty()) {
-        (false, _) => MigDynamic::Modes,
-        (true, false) => MigDynamic::Instances,
-        (true, true) => MigDynamic::Off,
+    let damaged = records.damaged.iter().map(|(file, _)| file);
+    let is_mode = |file: &&String| Switched::gpu_of_file(file).is_some();
+    let needs = if !records.switched.is_empty() || damaged.clone().any(|file| is_mode(&file)) {
+        MigDynamic::Modes
+    } else if !records.instances.is_empty() || !records.damaged.is_empty() {
+        MigDynamic::Instances
+    } else {
+        MigDynamic::Off
     };
     let switched = records.switched.iter();
     let switched = switched.map(|switched| format!("the MIG mode of GPU {}", switched.gpu));
-    let names = records.instances.values().map(ToString::to_string).chain(switched);
+    let damaged = damaged.map(|file| format!("the damaged record {file}"));
+    let names = records.instances.values().map(ToString::to_string);
+    let names = names.chain(switched).chain(damaged);
     Ok(Made {
         needs,
         names: names.collect(),
@@ -245,7 +249,7 @@ mod tests {
     use kube::runtime::watcher::Event;
     use std::collections::BTreeSet;
     use vgpu_mig::Record;
-    use vgpu_mig::records::{Stage, Switched};
+    use vgpu_mig::records::Stage;
     use vgpu_node::gpus::Placement;
 
     /// A folder of records.
@@ -468,6 +472,27 @@ mod tests {
         rig.destroy(&record);
         let said = running.ended.await.expect("ended");
         assert!(said.contains("is off by the node's label"), "{said}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_that_a_former_plugin_makes_later_has_the_plugin_start_again() {
+        let rig = Rig::new();
+        let mut running = run(&rig, OFF, OFF);
+        running.events.send(Ok(Event::InitApply(node(&[]))));
+        let decided = running.said.is_decided.wait_for(|decided| *decided).await;
+        drop(decided.expect("it runs"));
+        std::fs::create_dir_all(rig.0.path().join("mig")).expect("a folder");
+        std::fs::write(rig.0.path().join("mig/GPU-a.9.4.json"), "{").expect("written");
+        let said = running.ended.await.expect("ended");
+        assert!(
+            said.contains("stays instances")
+                && said.contains("damaged record GPU-a.9.4.json")
+                && said.contains("with off"),
+            "{said}"
+        );
+        std::fs::write(rig.0.path().join("mig/GPU-a.mode.json"), "{").expect("written");
+        let choice = rig.setting(OFF).at_start(Some(&labels(None)));
+        assert_eq!(choice.value, MigDynamic::Modes);
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,6 +20,9 @@ use kube::runtime::watcher::{self, Event};
 use std::time::Duration;
 use tokio::sync::watch;
 
+const CLIENT: &str = "nvidia.com/gpu.deploy.client";
+const MIG_MANAGER: &str = "nvidia.com/mig.config.state";
+const MIG_DYNAMIC: &str = "dra.vgpu/mig-dynamic";
 /// How long a start waits for the first list. kubelet's probe allows a minute.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -44,9 +47,9 @@ impl Labels {
     fn of(node: &Node) -> Self {
         let value = |label: &str| node.metadata.labels.as_ref()?.get(label).cloned();
         Self {
-            client: value(driver_pause::CLIENT),
-            mig_manager: value(driver_pause::MIG_MANAGER),
-            mig_dynamic: value(mig_dynamic::LABEL),
+            client: value(CLIENT),
+            mig_manager: value(MIG_MANAGER),
+            mig_dynamic: value(MIG_DYNAMIC),
         }
     }
 }
@@ -117,10 +120,7 @@ pub(crate) mod tests {
         events.send(Ok(Event::Init));
         events.send(Err(watcher::Error::NoResourceVersion));
         assert_eq!(first(&events.seen).await, None, "the API server is silent");
-        events.send(Ok(Event::InitApply(node(&[
-            (mig_dynamic::LABEL, "off"),
-            ("another", "x"),
-        ]))));
+        events.send(Ok(Event::InitApply(node(&[(MIG_DYNAMIC, "off"), ("another", "x")]))));
         let known = first(&events.seen).await.expect("listed");
         assert_eq!(known.mig_dynamic.as_deref(), Some("off"));
         let mut seen = events.seen.clone();
@@ -130,11 +130,11 @@ pub(crate) mod tests {
             Ok(Event::Delete(node(&[]))),
             Ok(Event::Init),
             Ok(Event::InitDone),
-            Ok(Event::Apply(node(&[(mig_dynamic::LABEL, "off")]))),
+            Ok(Event::Apply(node(&[(MIG_DYNAMIC, "off")]))),
         ] {
             events.send(event);
         }
-        events.send(Ok(Event::Apply(node(&[(driver_pause::CLIENT, "true")]))));
+        events.send(Ok(Event::Apply(node(&[(CLIENT, "true")]))));
         seen.changed().await.expect("followed");
         let expected = Labels {
             client: Some("true".into()),

@@ -8,13 +8,20 @@
 //! - The lock file cannot be opened or locked: no call is made, and the reason is the refusal.
 //! - Somebody removes the file during a call: who opens it later does not see that call.
 
-use super::NvmlError;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::process::Stdio;
+
+/// Why no call may be made.
+#[derive(Debug)]
+pub(super) enum NotLocked {
+    /// A child may still carry out a call.
+    Busy,
+    Failed(String),
+}
 
 /// The lock file as one child has it, or why there is none. Dropping it does not unlock it while that child lives.
 #[derive(Debug)]
@@ -43,12 +50,12 @@ impl CallLock {
 
     /// # Errors
     /// A child may still carry out a call, or the file cannot be locked.
-    pub(super) fn try_lock(&self) -> Result<(), NvmlError> {
-        let file = self.0.as_ref().map_err(|why| NvmlError::NoLock(why.clone()))?;
+    pub(super) fn try_lock(&self) -> Result<(), NotLocked> {
+        let file = self.0.as_ref().map_err(|why| NotLocked::Failed(why.clone()))?;
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(()),
-            Err(Errno::WOULDBLOCK | Errno::INTR) => Err(NvmlError::Elsewhere),
-            Err(errno) => Err(NvmlError::NoLock(format!(
+            Err(Errno::WOULDBLOCK | Errno::INTR) => Err(NotLocked::Busy),
+            Err(errno) => Err(NotLocked::Failed(format!(
                 "cannot lock the lock file of calls: {errno}"
             ))),
         }

@@ -1,6 +1,6 @@
 //! The plugin's side: starts the child, asks it, and ends it.
 
-use super::call_lock::CallLock;
+use super::call_lock::{CallLock, NotLocked};
 use super::{ANSWERS_WITHIN, ARGUMENT, GpuDriver, MAX_LINE, MigAnswer, Question, STARTS_WITHIN, Sample, UNENDED};
 use crate::publish::inventory::{Error, Gpus, List};
 use std::io::{self, Read as _, Write as _};
@@ -92,6 +92,15 @@ pub enum NvmlError {
     NoLock(String),
     #[error("the process with NVML ended or failed: {0}; another one is started")]
     Failed(String),
+}
+
+impl From<NotLocked> for NvmlError {
+    fn from(why: NotLocked) -> Self {
+        match why {
+            NotLocked::Busy => Self::Elsewhere,
+            NotLocked::Failed(why) => Self::NoLock(why),
+        }
+    }
 }
 
 // === impl Nvml ===

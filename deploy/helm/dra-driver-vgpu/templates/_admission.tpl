@@ -181,7 +181,7 @@ spec:
     {{- if $most }}
     - expression: variables.instances <= {{ $most }}
       messageExpression: >-
-        '{{ $spec }}.devices.requests: ask for ' + string(variables.instances) + ' instances of GPUs together, and one claim can have {{ $most }}: the search for their places takes too long; divide them among several claims'
+        '{{ $spec }}.devices.requests: ask for ' + string(variables.instances) + ' instances of GPUs together, and one claim can have {{ $most }}: the search for their places takes too long; divide them among several pods'
     {{- end }}
     - expression: variables.tolerations.all(r, r.all(a, a.all(m, m == '')))
       messageExpression: variables.tolerations.map(r, r.filter(a, a.exists(m, m != ''))).filter(r, r.size() > 0)[0][0].filter(m, m != '')[0]

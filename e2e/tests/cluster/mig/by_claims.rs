@@ -11,8 +11,9 @@ use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{patience, workload};
 
+use super::killed;
 use super::nvml::{OfChart, published};
-use super::{EIGHTH, HALF, claim, delete, is_skipped, killed, runs_with, scene, waits, whole_of};
+use super::pods::{EIGHTH, HALF, claim, delete, is_skipped, runs_with, scene, waits, whole_of};
 use crate::autoscaler::utilisation;
 use crate::fleet::claim_of;
 use crate::nodes::deployment;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use vgpu_e2e::kube::Kube;
 
 use super::nvml::OfChart;
-use super::{claim, delete, whole_of};
+use super::pods::{claim, delete, whole_of};
 use crate::shared::LIMIT;
 use crate::{plugins, size};
 
@@ -104,6 +104,11 @@ fn killed(gpus: OfChart<'_>, kube: &Kube<'_>, cut: Cut) -> Result<()> {
     // Kubelet would start the container of a plugin that is killed often only after a while.
     plugins::replace(gpus.cluster)?;
     plugins::settle(gpus.cluster, &before)?;
+    if !cut.is_at_the_end() {
+        // The next plugin completes what the claim uses.
+        kube.wait_running(POD, LIMIT)?;
+        gpus.agrees(kube)?;
+    }
     delete(kube, &[POD])
 }
 

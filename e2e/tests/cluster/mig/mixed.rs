@@ -9,7 +9,7 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 
 use super::nvml::{OfChart, published};
-use super::{EIGHTH, HALF, allocated, claim, delete, is_skipped, memory_of, part_of, runs_with, scene, whole_of};
+use super::pods::{EIGHTH, HALF, allocated, claim, delete, is_skipped, memory_of, part_of, runs_with, scene, whole_of};
 use crate::of_chart::{STATE, on_gpus_of_the_chart, upgrade};
 use crate::plugins;
 use crate::shared::{self, LIMIT, memory_enforced};

@@ -102,14 +102,15 @@ impl Node {
         };
         // What an older list said does not matter any more.
         maker.note_listed(gpus);
+        maker.note_listed(new);
         let problems = maker.recover(known).map_err(vgpu_mig::Error::from)?;
         for gpu in new {
-            match maker.is_switchable(gpu) {
-                Ok(is_switchable) => drop(surveys.is_switchable.insert(gpu.clone(), is_switchable)),
-                Err(error) => tracing::warn!("a GPU is published once the driver answers: {error}"),
-            }
+            let answer = maker.is_switchable(gpu).map_err(|error| reason(&error));
+            surveys.is_switchable.insert(gpu.clone(), answer);
         }
-        let new = new.iter().filter(|gpu| surveys.is_switchable.get(*gpu) == Some(&true));
+        let new = new
+            .iter()
+            .filter(|gpu| surveys.is_switchable.get(*gpu) == Some(&Ok(true)));
         for gpu in gpus.iter().chain(new) {
             let survey = match maker.survey(gpu) {
                 Ok(survey) => Ok(Survey {
@@ -312,7 +313,9 @@ impl Node {
         maker.add_made(inventory);
         for share in self.checkpoint.claims.values().flat_map(|entry| entry.all()) {
             let is_made = gpu_of_candidate(&share.device).is_some();
-            if let Some(gpu) = self.checkpoint.gpus.get(&share.gpu).filter(|_| is_made) {
+            // Also an undivided GPU of which nothing is known since the plugin has started.
+            let is_unknown = gpu_of_dynamic(&share.device).is_some() && inventory.device(&share.device).is_none();
+            if let Some(gpu) = self.checkpoint.gpus.get(&share.gpu).filter(|_| is_made || is_unknown) {
                 inventory.add_made(&share.device, gpu.clone());
             }
         }

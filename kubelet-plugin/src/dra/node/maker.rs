@@ -8,7 +8,6 @@
 //!   the next survey. A call that is under way then counts as unanswered.
 //! - A process uses an instance whose claims are gone: its place is a leftover, which takes no claims.
 
-use super::LOCKED_WITHIN;
 use crate::publish::inventory::{Gpu, Inventory};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -21,10 +20,8 @@ use vgpu_mig::{Answer, Asked, Call, Code, Folder, Instances, Known, Made, MigDri
 use vgpu_node::files::Failed;
 use vgpu_node::gpus::Placement;
 
-/// How long all calls of the driver in one turn may take together. Another turn waits for the lock no longer than
-/// [`LOCKED_WITHIN`].
-const TURN_TAKES: Duration = Duration::from_secs(8);
-const _: () = assert!(TURN_TAKES.as_secs() < LOCKED_WITHIN.as_secs());
+/// How long all calls of the driver in one turn may take together.
+pub(super) const TURN_TAKES: Duration = Duration::from_secs(8);
 
 /// Makes and destroys the instances of this node's claims.
 pub(super) struct Maker {
@@ -69,8 +66,8 @@ pub(super) type SilentGpus = BTreeMap<String, String>;
 pub struct Surveys {
     /// By UUID.
     pub of: BTreeMap<String, Result<Survey, NoSurvey>>,
-    /// GPUs that were asked about for the first time: true if claims may switch their MIG mode.
-    pub is_switchable: BTreeMap<String, bool>,
+    /// GPUs that were asked about for the first time: true if claims may switch their MIG mode. An error: why the driver did not say.
+    pub is_switchable: BTreeMap<String, Result<bool, String>>,
     /// GPUs whose MIG mode was on because claims switched it, before this survey switched some of them off: as they were
     /// published before, by UUID.
     pub switched: BTreeMap<String, Option<Box<Gpu>>>,

@@ -65,6 +65,8 @@ pub use vgpu_node::lock_file::LockFile;
 
 /// How long to wait for the lock. kubelet aborts a call after 45 s, of which the API server may take 20.
 pub const LOCKED_WITHIN: Duration = Duration::from_secs(10);
+// Otherwise a turn that waits for the driver makes the next one fail.
+const _: () = assert!(maker::TURN_TAKES.as_secs() < LOCKED_WITHIN.as_secs());
 
 /// A prepared device, as it is reported to kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 //!  first seen     in MIG mode, by a claim ──────────────────────────► Switched
 //!                 in MIG mode, by an administrator ─────────────────► Divided
 //!                 whole, mode needs no reset, nobody has it as a GPU ► Switched    all else ► Ordinary
+//!                 the driver does not say ──────────────────────────► Undecided until it does
 //!  in MIG mode    Switched: nothing changes                    Divided: its instances
 //!  whole          Switched: the undivided GPU is one more      Divided: as a GPU that is lost
 //! ```
@@ -26,6 +27,8 @@
 //!   devices have that taint.
 //! - Claims have a GPU in the pool of GPUs, or monitor it, when the node begins to switch modes: it stays there until they have
 //!   ended.
+//! - The driver does not say whether the mode of a new GPU can be switched, or the mode has changed since it listed the GPU: what is
+//!   published of the GPU's pool stays, with the taint of a driver that is silent, and the next scan asks again.
 //! - The plugin starts while a GPU is in MIG mode because of claims: a record says so, and what the GPU was before. Without that
 //!   the undivided GPU is published once it is whole.
 //! - A process uses an instance whose claims are gone: the places that overlap it have the taint of an overlap until it ends.
@@ -76,7 +79,12 @@ enum Kind {
     Divided,
     /// Claims do. False: its size is not known, since it was not seen whole.
     Switched { is_size_known: bool },
+    /// It is not known yet.
+    Undecided,
 }
+
+/// The oldest GPUs whose MIG mode changes without a reset are Hopper's. Others are not asked.
+const HOPPER: (i32, i32) = (9, 0);
 
 // === impl DynamicGpus ===
 
@@ -113,7 +121,7 @@ impl DynamicGpus {
     /// pool of GPUs.
     ///
     /// # Errors
-    /// Nothing is known of some GPU's instances, not even which are claims', or whether claims divide it.
+    /// There was no turn, and of some GPU nothing is known, not even which instances are claims'.
     pub(super) async fn scan(
         &mut self,
         list: &mut List,
@@ -128,8 +136,12 @@ impl DynamicGpus {
         }
         self.note(list);
         let uuids = |gpus: &[Gpu]| gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>();
-        let is_new = |uuid: &String| !self.gpus.contains_key(uuid) && !self.ordinary.contains(uuid);
-        let new: Vec<String> = uuids(&list.gpus).into_iter().filter(is_new).collect();
+        let older = list.gpus.iter().filter(|gpu| gpu.compute_capability < HOPPER);
+        let older: Vec<String> = older.map(|gpu| gpu.uuid.clone()).collect();
+        self.ordinary
+            .extend(older.into_iter().filter(|uuid| !self.gpus.contains_key(uuid)));
+        let new = uuids(&list.gpus).into_iter().filter(|uuid| !self.is_decided(uuid));
+        let new: Vec<String> = new.collect();
         let divided = uuids(&list.divided)
             .into_iter()
             .filter(|uuid| !self.ordinary.contains(uuid));
@@ -139,7 +151,7 @@ impl DynamicGpus {
         let survey = node.turn(move |node, locked| node.survey(locked, &gpus, &new));
         let failed = match tokio::time::timeout(SURVEYED_WITHIN, survey).await {
             Ok(Ok(Ok(surveys))) => {
-                self.decide(list, &surveys);
+                self.decide(list, &surveys, &is_published);
                 self.note(list);
                 self.add(surveys.of);
                 None
@@ -154,16 +166,13 @@ impl DynamicGpus {
             tracing::warn!("what is published of instances stays as it is: {why}");
         }
         self.mark_unsurveyed(failed.as_deref());
-        let undecided = self.undecided(list, &is_published);
+        // Without a turn.
+        let is_undecided = self.is_any_undecided(list, &is_published);
         self.remove_from(list, is_published);
-        let is_unknown = |known: &Known| known.survey.is_none() && known.held.is_none();
+        let is_unknown = |known: &Known| known.survey.is_none() && known.held.is_none() && known.failed.is_none();
         match failed {
-            Some(why) if undecided.is_some() || self.gpus.values().any(is_unknown) => Err(why),
-            _ => undecided.map_or(Ok(()), |uuid| {
-                Err(format!(
-                    "GPU {uuid}: the driver does not say whether claims may switch its MIG mode"
-                ))
-            }),
+            Some(why) if is_undecided || self.gpus.values().any(is_unknown) => Err(why),
+            _ => Ok(()),
         }
     }
 
@@ -184,13 +193,20 @@ impl DynamicGpus {
     }
 
     /// Decides on new GPUs.
-    fn decide(&mut self, list: &List, surveys: &Surveys) {
+    fn decide(&mut self, list: &List, surveys: &Surveys, is_published: impl Fn(&str) -> bool) {
+        self.gpus.retain(|_, known| known.kind != Kind::Undecided);
         let is_new = |known: &Self, uuid: &str| !known.is_decided(uuid) && surveys.of.contains_key(uuid);
         for gpu in &list.divided {
             if !is_new(self, &gpu.uuid) {
                 continue;
             }
+            let is_divided =
+                |survey: &Result<Survey, NoSurvey>| survey.as_ref().map_or(true, |survey| survey.is_divided);
             match surveys.switched.get(&gpu.uuid) {
+                // Claims may have switched it off just now.
+                None if !surveys.of.get(&gpu.uuid).is_none_or(is_divided) => {
+                    self.leave_undecided(gpu, "its MIG mode has just been switched off");
+                }
                 None => self.add_gpu(gpu.clone(), Kind::Divided),
                 Some(whole) => {
                     let is_size_known = whole.is_some();
@@ -203,25 +219,35 @@ impl DynamicGpus {
         for gpu in &list.gpus {
             match surveys.is_switchable.get(&gpu.uuid) {
                 None => {}
-                Some(false) => {
+                Some(Err(_)) if is_published(&gpu.uuid) => {}
+                Some(Err(why)) => self.leave_undecided(gpu, why),
+                Some(Ok(false)) => {
                     tracing::info!(
                         gpu = gpu.uuid,
                         "claims do not divide this GPU: its MIG mode needs a reset, or it has none"
                     );
                     self.ordinary.insert(gpu.uuid.clone());
                 }
-                Some(true) if surveys.held_whole.contains(&gpu.uuid) => drop(self.waiting.insert(gpu.uuid.clone())),
-                Some(true) if is_new(self, &gpu.uuid) => {
+                Some(Ok(true)) if surveys.held_whole.contains(&gpu.uuid) => drop(self.waiting.insert(gpu.uuid.clone())),
+                Some(Ok(true)) if is_new(self, &gpu.uuid) => {
                     let is_size_known = true;
                     self.add_gpu(gpu.clone(), Kind::Switched { is_size_known });
                 }
-                Some(true) => {}
+                Some(Ok(true)) => {}
             }
         }
     }
 
+    fn leave_undecided(&mut self, gpu: &Gpu, why: &str) {
+        self.add_gpu(gpu.clone(), Kind::Undecided);
+        if let Some(known) = self.gpus.get_mut(&gpu.uuid) {
+            known.failed = Some(why.to_owned());
+        }
+    }
+
     fn is_decided(&self, uuid: &str) -> bool {
-        self.gpus.contains_key(uuid) || self.ordinary.contains(uuid)
+        let is_known = |known: &Known| known.kind != Kind::Undecided;
+        self.gpus.get(uuid).is_some_and(is_known) || self.ordinary.contains(uuid)
     }
 
     fn add_gpu(&mut self, gpu: Gpu, kind: Kind) {
@@ -262,7 +288,9 @@ impl DynamicGpus {
                     None
                 }
                 // Attributes stay those of the whole GPU.
-                (Kind::Switched { .. }, Some(_), None) => None,
+                (Kind::Switched { .. }, Some(_), None)
+                | (Kind::Undecided, Some(_), _)
+                | (Kind::Undecided, _, Some(_)) => None,
                 (_, None, None) => {
                     let left_out = list.left_out.iter().find(|left| left.uuid.as_ref() == Some(uuid));
                     Some(Unavailable::missing(left_out))
@@ -273,17 +301,18 @@ impl DynamicGpus {
 
     fn add(&mut self, surveys: BTreeMap<String, Result<Survey, NoSurvey>>) {
         for (uuid, survey) in surveys {
-            if let Some(known) = self.gpus.get_mut(&uuid) {
+            if let Some(known) = self.gpus.get_mut(&uuid).filter(|known| known.kind != Kind::Undecided) {
                 known.add(survey);
             }
         }
     }
 
-    /// Returns the UUID of a GPU of which it is not known yet whether claims divide it, and of which nothing is published.
-    fn undecided(&self, list: &List, is_published: impl Fn(&str) -> bool) -> Option<String> {
+    /// Returns true if it is not known of a GPU whether claims divide it, and nothing is published of it.
+    fn is_any_undecided(&self, list: &List, is_published: impl Fn(&str) -> bool) -> bool {
         let mut all = list.divided.iter().chain(&list.gpus).map(|gpu| &gpu.uuid);
-        let undecided = all.find(|uuid| !self.is_decided(uuid) && !self.waiting.contains(*uuid) && !is_published(uuid));
-        undecided.cloned()
+        all.any(|uuid| {
+            !self.has(uuid) && !self.ordinary.contains(uuid) && !self.waiting.contains(uuid) && !is_published(uuid)
+        })
     }
 
     /// Has GPUs whose survey failed count as silent, also those that have none because no turn was had.
@@ -308,15 +337,16 @@ impl DynamicGpus {
             gpus::Error::EmptyInstance { gpu, gpu_instance, .. } => is_administrators(gpu, *gpu_instance, None),
             _ => true,
         });
-        let (whole, others) = std::mem::take(&mut list.gpus)
+        let (whole, others): (Vec<Gpu>, Vec<Gpu>) = std::mem::take(&mut list.gpus)
             .into_iter()
             .partition(|gpu| self.gpus.contains_key(&gpu.uuid));
         list.gpus = others;
         // A GPU of which nothing is known yet would change its pool.
-        list.gpus
-            .retain(|gpu| self.ordinary.contains(&gpu.uuid) || is_published(&gpu.uuid));
-        let whole: Vec<Gpu> = whole;
-        list.left_out.extend(whole.into_iter().map(|gpu| LeftOut {
+        let (ordinary, waiting) = (&self.ordinary, &self.waiting);
+        let stays = |uuid: &String| ordinary.contains(uuid) || waiting.contains(uuid) || is_published(uuid);
+        list.gpus.retain(|gpu| stays(&gpu.uuid));
+        let decided = whole.into_iter().filter(|gpu| self.is_decided(&gpu.uuid));
+        list.left_out.extend(decided.map(|gpu| LeftOut {
             why: match self.switches(&gpu.uuid) {
                 // As for a GPU in MIG mode: it answers, and is no device of the pool of GPUs.
                 true => gpus::Error::Mig {
@@ -363,7 +393,7 @@ impl DynamicGpus {
         let waiting = self.waiting.iter().map(|uuid| {
             format!(
                 "GPU {uuid} is not divided by claims (chart value mig.dynamic) before those that have it in the pool of GPUs, or its \
-                 monitor, have ended; delete their pods"
+                 monitor, have ended; drain the node"
             )
         });
         problems
@@ -407,7 +437,9 @@ impl Known {
     /// Why no claim may have any of its devices.
     fn unavailable(&self) -> Option<Unavailable> {
         let is_held = self.survey.as_ref().is_some_and(|survey| survey.is_held);
-        let divided = (is_held && self.has_foreign_mode()).then_some(Unavailable::Mig);
+        let is_divided = self.survey.as_ref().is_some_and(|survey| survey.is_divided);
+        let is_foreign = self.has_foreign_mode() || self.kind == Kind::Divided && is_divided;
+        let divided = (is_held && is_foreign).then_some(Unavailable::Mig);
         self.unavailable.clone().or(divided)
     }
 
@@ -734,6 +766,44 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_gpu_is_undecided_until_the_driver_answers_and_an_older_one_is_not_asked_about() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        machine.switch(false);
+        machine.state().silence = Some("NVML hangs".into());
+        machine.state().fixed = vec![gpu(0).uuid];
+        let node = switching(&rig, &machine);
+        let mut dynamic = DynamicGpus::new(MigDynamic::Modes);
+        let mut list = whole();
+        list.gpus[1].compute_capability = (8, 0);
+        let seen = scan(&mut dynamic, list.clone(), &node).await;
+        assert_eq!((uuids(&seen.gpus), seen.left_out.len()), (vec![&*gpu(1).uuid], 0));
+        assert!(dynamic.has(&gpu(0).uuid) && !dynamic.has(&gpu(1).uuid));
+        machine.state().silence = None;
+        let seen = scan(&mut dynamic, list, &node).await;
+        assert_eq!(seen.gpus.len(), 2, "its mode needs a reset");
+        assert!(dynamic.is_empty());
+        // A claim's mode has been switched off since the driver listed the GPU.
+        machine.state().fixed.clear();
+        let mut other = DynamicGpus::new(MigDynamic::Modes);
+        scan(&mut other, divided(&[]), &node).await;
+        assert!(!other.published().0[0].is_surveyed() && unavailable(&other).is_some());
+        scan(&mut other, whole(), &node).await;
+        assert!(other.switches(&gpu(0).uuid) && unavailable(&other).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_gpu_in_mig_mode_that_claims_have_as_a_whole_offers_no_instance() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        let node = switching(&rig, &machine);
+        let claim = crate::dra::node::tests::claim("u1", &[("s1", 20, 25)]);
+        let prepared = node.turn(move |node, _| node.prepare_for_test(claim)).await;
+        prepared.expect("a turn").expect("prepared");
+        let mut dynamic = DynamicGpus::new(MigDynamic::Instances);
+        scan(&mut dynamic, list(&[]), &node).await;
+        assert_eq!(unavailable(&dynamic), Some(Unavailable::Mig));
+    }
+
+    #[tokio::test]
     async fn a_gpu_that_claims_have_stays_in_the_pool_of_gpus_until_they_end_and_a_silent_driver_decides_nothing() {
         let (rig, machine) = (Rig::new(false), Machine::default());
         machine.switch(false);
@@ -752,8 +822,12 @@ mod tests {
                 seen.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(),
             )
         };
-        // What is published stays, and the other one has no pool yet.
-        assert_eq!(scan(&mut dynamic).await, (false, vec![0]));
+        // What is published stays, also of the pool that the other one may have.
+        assert_eq!(scan(&mut dynamic).await, (true, vec![0]));
+        let (published, why) = dynamic.published();
+        assert_eq!((published.len(), published[0].is_surveyed()), (1, false));
+        assert_eq!(why[&gpu(1).uuid], Unavailable::Silent("NVML hangs".into()));
+        assert!(dynamic.silent().next().is_some_and(|said| said.contains(&gpu(1).uuid)));
         machine.state().silence = None;
         assert_eq!(scan(&mut dynamic).await, (true, vec![0]));
         assert!(dynamic.has(&gpu(1).uuid) && !dynamic.has(&gpu(0).uuid));

@@ -185,7 +185,7 @@ impl Scans {
     async fn divide(&mut self, list: &mut List, outputs: &ScanOutputs) -> Result<(), String> {
         let is_published = |uuid: &str| self.gpus.has(uuid);
         let surveyed = self.dynamic.scan(list, &outputs.node, is_published).await;
-        self.gpus.forget(|uuid| self.dynamic.has(uuid));
+        self.gpus.forget(|uuid| self.dynamic.switches(uuid));
         surveyed
     }
 
@@ -194,7 +194,7 @@ impl Scans {
         let mut in_use = outputs.node.gpus_in_use();
         for one in &mut in_use {
             // A record that was rebuilt does not name the device.
-            one.is_dynamic |= self.dynamic.has(&one.gpu.uuid);
+            one.is_dynamic |= self.dynamic.switches(&one.gpu.uuid);
         }
         self.report_readiness(&seen, config, outputs);
         let seen = seen.map_err(|error| error.to_string());

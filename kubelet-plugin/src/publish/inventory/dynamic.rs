@@ -4,7 +4,7 @@
 //! A device's attributes and capacity do not change when its instance is made: the UUID is the GPU's, and the memory what the
 //! driver says of the profile. Nor do those of the undivided GPU change while it is in MIG mode.
 
-use crate::publish::inventory::Unavailable;
+use super::unavailable::Unavailable;
 use vgpu_mig::{Candidate, Made, Pool};
 use vgpu_node::driver_limit::DriverLimit;
 use vgpu_node::gpus::{Gpu, Instance};
