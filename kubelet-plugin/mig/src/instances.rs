@@ -17,7 +17,8 @@
 //! Failure modes:
 //! - The plugin is killed between two steps: the record is there before the instance and until after its end. `recover`
 //!   completes what a claim still uses, and destroys the rest.
-//! - The driver gives no answer: as if killed. A list that comes later shows the outcome ([`crate::driver`] says why). While a
+//! - The driver gives no answer: as if killed, and the claim stays in the record, because a call that takes longer than the caller
+//!   waits would be undone again and again. A list that comes later shows the outcome ([`crate::driver`] says why). While a
 //!   call of a killed plugin may still be carried out, no list is answered, so a record stays as it is.
 //! - A reboot: records of another boot name nothing that is there. Those of claims that are still prepared are made again.
 //! - The module was reloaded or the GPU reset, or somebody destroyed a claim's instance: it is made again for its claims if
@@ -118,7 +119,8 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
     /// GPU as a whole, or shares of it.
     ///
     /// # Errors
-    /// There is no such instance for the claim. Nothing is left of the try but what [`recover`](Self::recover) removes.
+    /// There is no such instance for the claim. Nothing is left of the try but what [`recover`](Self::recover) removes. If a call has
+    /// no answer yet, that is a record with the claim, which `recover` completes for as long as the claim counts as prepared.
     pub fn prepare(&self, asked: &Asked<'_>, is_gpu_held: bool) -> Result<Made, Error> {
         let mut records = self.records()?;
         let key = asked.key();
@@ -137,8 +139,14 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
         }
         let result = self.ensure(&mut record, is_gpu_held, asked.whole);
         let result = result.map(|(made, _)| made);
-        if result.is_err() && is_new {
-            self.give_up(&key, asked.claim);
+        if let Err(error) = &result
+            && is_new
+        {
+            match error.silence().is_some() && self.is_under_way(&record) {
+                // Without it a later turn would undo what the driver is doing.
+                true => drop(record.save(&self.store, false)),
+                false => self.give_up(&key, asked.claim),
+            }
         }
         result
     }
@@ -443,6 +451,12 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             done(destroyed, "destroy its compute instance")?;
         }
         done(self.driver.destroy(&record.gpu, instance.id), "destroy it")
+    }
+
+    /// Returns true if the driver may have begun something for a record.
+    fn is_under_way(&self, record: &Record) -> bool {
+        let is_switched = |records: Records| records.switched(&record.gpu, &self.settings.boot).is_some();
+        record.stage != Stage::Absent || self.records().is_ok_and(is_switched)
     }
 
     /// Takes a claim whose Prepare failed off its record. What is left is for [`recover`](Self::recover).

@@ -86,11 +86,12 @@ impl Node {
     pub fn survey(&mut self, _locked: &Locked, gpus: &[String], new: &[String]) -> Result<Surveys, Error> {
         let lost = self.read_records()?.lost;
         let claims = &self.checkpoint.claims;
-        let is_prepared = |uid: &str| claims.contains_key(uid) || lost.contains_key(uid);
         let held = self.gpus_held();
         let Some(maker) = &mut self.maker else {
             return Ok(Surveys::default());
         };
+        let waiting = maker.waiting_for_answer();
+        let is_prepared = |uid: &str| claims.contains_key(uid) || lost.contains_key(uid) || waiting.contains(uid);
         let mut surveys = Surveys {
             switched: maker.switched().map_err(vgpu_mig::Error::from)?,
             held_whole: held_whole(&self.checkpoint),
@@ -135,7 +136,7 @@ impl Node {
         self.check_candidates(claim)?;
         self.note_instances_in_use();
         let mut held = self.gpus_held();
-        let (Some(maker), Ok(inventory)) = (&self.maker, &mut self.scanned.inventory) else {
+        let (Some(maker), Ok(inventory)) = (&mut self.maker, &mut self.scanned.inventory) else {
             return Ok(());
         };
         let is_known = self.checkpoint.claims.contains_key(&id.uid);

@@ -6,6 +6,8 @@
 //!   all, because other claims of the node wait.
 //! - The driver is slow: all calls of a turn together have [`TURN_TAKES`]. What is not done by then is tried again by kubelet or
 //!   the next survey. A call that is under way then counts as unanswered.
+//! - A call takes longer than a turn, as a switch of the mode may: its claim counts as prepared for [`WAITS_FOR_ANSWER`], so that the
+//!   next surveys complete what it asked for, and kubelet's next try finds it. After that it is undone.
 //! - A process uses an instance whose claims are gone: its place is a leftover, which takes no claims.
 
 use crate::publish::inventory::{Gpu, Inventory};
@@ -23,6 +25,9 @@ use vgpu_node::gpus::Placement;
 /// How long all calls of the driver in one turn may take together.
 pub(super) const TURN_TAKES: Duration = Duration::from_secs(8);
 
+/// How long a claim whose Prepare had no answer keeps what it asked for. kubelet tries again after at most 90 s, mostly sooner.
+const WAITS_FOR_ANSWER: Duration = Duration::from_secs(100);
+
 /// Makes and destroys the instances of this node's claims.
 pub(super) struct Maker {
     instances: Instances<Arc<InTurn>, Folder>,
@@ -33,6 +38,8 @@ pub(super) struct Maker {
     profiles: BTreeMap<String, Vec<Profile>>,
     /// Problems that were logged already.
     known: BTreeSet<String>,
+    /// When the Prepare of a claim first had no answer, by the claim's UID.
+    pub(super) unanswered: BTreeMap<String, Instant>,
 }
 
 /// The instances that prepared claims have: UUID of the GPU, and id of the GPU instance.
@@ -119,6 +126,7 @@ impl Maker {
             in_turn,
             profiles: BTreeMap::new(),
             known: BTreeSet::new(),
+            unanswered: BTreeMap::new(),
         }
     }
 
@@ -139,8 +147,23 @@ impl Maker {
 
     /// Makes the instance that a claim was allocated, or adds the claim to those that use it. `is_gpu_held`: claims may hold the GPU
     /// as a whole, or shares of it.
-    pub(super) fn prepare(&self, asked: &Asked<'_>, is_gpu_held: bool) -> Result<Made, vgpu_mig::Error> {
-        self.instances.prepare(asked, is_gpu_held)
+    pub(super) fn prepare(&mut self, asked: &Asked<'_>, is_gpu_held: bool) -> Result<Made, vgpu_mig::Error> {
+        let made = self.instances.prepare(asked, is_gpu_held);
+        match made.as_ref().is_err_and(|error| error.silence().is_some()) {
+            true => drop(
+                self.unanswered
+                    .entry(asked.claim.to_owned())
+                    .or_insert_with(Instant::now),
+            ),
+            false => drop(self.unanswered.remove(asked.claim)),
+        }
+        made
+    }
+
+    /// Returns the claims whose Prepare had no answer, for as long as they keep what they asked for.
+    pub(super) fn waiting_for_answer(&mut self) -> BTreeSet<String> {
+        self.unanswered.retain(|_, since| since.elapsed() < WAITS_FOR_ANSWER);
+        self.unanswered.keys().cloned().collect()
     }
 
     /// Has a GPU whole, for a claim that gets it or shares of it.
@@ -162,6 +185,7 @@ impl Maker {
 
     /// Destroys the instances of which this claim was the last.
     pub(super) fn unprepare(&mut self, uid: &str) -> Result<(), Failed> {
+        self.unanswered.remove(uid);
         let report = self.instances.unprepare(uid)?;
         let problems = self.log(&report);
         self.known.extend(problems);
@@ -247,7 +271,7 @@ impl Maker {
     /// Logs what happened, and problems that are new. Returns all problems.
     fn log(&self, report: &Report) -> Vec<String> {
         for made in &report.made {
-            tracing::warn!("an instance of prepared claims had vanished and was made again: {made}");
+            tracing::warn!("made an instance that claims need and that was not there: {made}");
         }
         for destroyed in &report.destroyed {
             tracing::info!("destroyed an instance that no claim uses any more: {destroyed}");

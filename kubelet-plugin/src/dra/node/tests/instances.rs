@@ -833,6 +833,29 @@ fn a_claim_that_is_prepared_gets_its_former_answer_from_a_driver_that_is_silent(
     assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
 }
 
+/// A switch of the mode, or an instance, that takes longer than a turn waits.
+#[test]
+fn what_a_slow_driver_does_for_a_claim_is_completed_for_its_next_try_and_undone_after_a_while() {
+    let (rig, machine) = (Rig::new(false), Machine::default());
+    let mut node = start(&rig, &machine);
+    for (uid, is_tried_again) in [("u1", true), ("u2", false)] {
+        machine.state().refuses = Some(Code::NoAnswer);
+        prepare(&mut node, of(uid, &[LAST_HALF])).expect_err("no answer");
+        machine.state().refuses = None;
+        machine.make_half(4);
+        scan(&mut node);
+        assert_eq!((machine.starts(), records(&rig)), (vec![4], 1), "not undone");
+        if is_tried_again {
+            prepare(&mut node, of(uid, &[LAST_HALF])).expect("prepared");
+            unprepare(&mut node, uid).expect("unprepared");
+        } else {
+            node.maker.as_mut().expect("a maker").unanswered.clear();
+            scan(&mut node);
+        }
+        assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
+    }
+}
+
 /// The turn's time is over, or the plugin was killed: a process with NVML still makes the instance.
 #[test]
 fn a_create_that_is_under_way_is_decided_by_the_first_list_that_comes_after_it() {
