@@ -1,9 +1,8 @@
 //! The instances that a GPU can offer, as devices that take from shared counters. Pure.
 //!
 //! ```text
-//!  a GPU's pool:  counter set   memory-slice-0..n  1 each; 0 where the caller knows that an administrator's
-//!                                                  instance was there before the pool was published
-//!                               ofa, jpeg, decoders, encoders   of the whole GPU, less the administrator's
+//!  a GPU's pool:  counter set   memory-slice-0..n  1 each
+//!                               ofa, jpeg, decoders, encoders   of the whole GPU
 //!                               compute-slices, memory          for quotas; no set of placements can exceed them
 //!                 devices       each profile in each of its placements, small ones first, from the last place on;
 //!                               where claims switch the mode, at the end the undivided GPU, which takes everything
@@ -18,9 +17,9 @@
 //! instance does not take the whole GPU out of MIG's reach.
 //!
 //! Failure modes:
-//! - A counter whose value is below what allocations have taken blocks every device of its pool. So an administrator's
-//!   instance that appears later only removes the placements that overlap it, and lowers no counter; and what claims hold
-//!   stays published, whatever else is there.
+//! - A counter whose value is below what allocations have taken blocks every device of its pool, and a plugin that has started again
+//!   does not know what was allocated. So an administrator's instance only removes the placements that overlap it, and lowers no
+//!   counter; and what claims hold stays published, whatever else is there.
 //! - An administrator's instance of a profile that the driver does not list: it counts as having all engines, because
 //!   nothing says which it has.
 //! - A claim was allocated a placement that an administrator takes before Prepare: Prepare refuses it and names the holder.
@@ -37,15 +36,11 @@ use vgpu_node::gpus::Placement;
 
 /// Kubernetes' limit for the devices of a slice if any of them takes from counters.
 pub const MOST_DEVICES: usize = 64;
-/// Kubernetes' limit for the counter sets of a slice.
-pub const MOST_SETS: usize = 8;
 /// Kubernetes' limit for the counters of a set.
 pub const MOST_COUNTERS: usize = 32;
 /// The counters beside those of memory slices.
 const OTHER_COUNTERS: usize = 6;
 const MIB: u64 = 1 << 20;
-/// The counters of memory slices have names with this prefix.
-const SLICE: &str = "memory-slice-";
 
 /// All that a GPU offers. Each GPU has a pool of its own, which confines what goes wrong with its counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,19 +81,9 @@ pub struct Counter {
     pub value: u64,
 }
 
-/// An instance that no claim made.
+/// An instance that is there, or that a claim is about to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Administrators {
-    /// The id of its profile.
-    pub profile: u32,
-    pub placement: Placement,
-    /// True if it was there before the GPU's first slice was published, so that no claim can have been allocated its slices.
-    pub is_from_start: bool,
-}
-
-/// An instance that a claim made, or is about to make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct Place {
     /// The id of its profile.
     pub profile: u32,
     pub placement: Placement,
@@ -116,22 +101,12 @@ pub enum Error {
 // === impl Pool ===
 
 impl Pool {
-    /// `gpu`: its UUID.
+    /// `gpu`: its UUID. `administrators`: instances that no claim made. `held`: those of claims.
     ///
     /// # Errors
     /// The board has more slices than there may be counters.
-    pub fn new(
-        gpu: &str,
-        profiles: &[Profile],
-        administrators: &[Administrators],
-        held: &[Held],
-    ) -> Result<Self, Error> {
-        let is_held = |profile: u32, placement| held.contains(&Held { profile, placement });
-        let from_start: Vec<Placement> = administrators
-            .iter()
-            .filter(|one| one.is_from_start && !held.iter().any(|held| overlap(held.placement, one.placement)))
-            .map(|one| one.placement)
-            .collect();
+    pub fn new(gpu: &str, profiles: &[Profile], administrators: &[Place], held: &[Place]) -> Result<Self, Error> {
+        let is_held = |profile: u32, placement| held.contains(&Place { profile, placement });
         let places = || {
             let of = |profile: &Profile| profile.placements.clone().into_iter().filter(|place| place.size > 0);
             profiles
@@ -143,17 +118,10 @@ impl Pool {
             let gpu = gpu.to_owned();
             return Err(Error::TooManySlices { gpu, slices: end });
         }
-        // In these the counters must have room for every disjoint set.
-        let possible: Vec<(&Profile, Placement)> = places()
-            .filter(|(_, place)| !from_start.iter().any(|taken| overlap(*taken, *place)))
-            .collect();
+        // The counters must have room for every disjoint set of these.
+        let possible: Vec<(&Profile, Placement)> = places().collect();
         let engines = EngineRoom::new(profiles, administrators, held);
-        let mut counters: Vec<Counter> = (0..end)
-            .map(|slice| {
-                let is_taken = from_start.iter().any(|taken| slices(*taken).contains(&slice));
-                Counter::new(&slice_name(slice), u64::from(!is_taken))
-            })
-            .collect();
+        let mut counters: Vec<Counter> = (0..end).map(|slice| Counter::new(&slice_name(slice), 1)).collect();
         let most = |of: fn(&Profile) -> u64| most_at_once(&possible, end, of);
         counters.push(Counter::new("compute-slices", most(compute_slices)));
         counters.push(Counter::new("memory", most(memory)));
@@ -177,17 +145,9 @@ impl Pool {
     /// Returns the pool with the undivided GPU as its last device.
     #[must_use]
     pub fn with_undivided(mut self, gpu: &str) -> Self {
-        let all = self
-            .counters
-            .iter()
-            .map(|counter| match counter.name.starts_with(SLICE) {
-                // Also those that an administrator's instance has had from the start: the GPU is not whole there.
-                true => Counter::new(&counter.name, 1),
-                false => counter.clone(),
-            });
         self.undivided = Some(Undivided {
             name: vgpu_api::undivided(&short(gpu)),
-            consumes: all.filter(|counter| counter.value > 0).collect(),
+            consumes: self.counters.clone(),
         });
         self
     }
@@ -233,7 +193,7 @@ struct EngineRoom {
 // === impl EngineRoom ===
 
 impl EngineRoom {
-    fn new(profiles: &[Profile], administrators: &[Administrators], held: &[Held]) -> Self {
+    fn new(profiles: &[Profile], administrators: &[Place], held: &[Place]) -> Self {
         let of = |id: u32| {
             profiles
                 .iter()
@@ -243,7 +203,7 @@ impl EngineRoom {
         let total = profiles
             .iter()
             .fold(Engines::default(), |all, profile| all.with(profile.engines, u32::max));
-        let without = |left: Engines, one: &Administrators| match of(one.profile) {
+        let without = |left: Engines, one: &Place| match of(one.profile) {
             Some(engines) => left.with(engines, u32::saturating_sub),
             None => Engines::default(),
         };
@@ -253,9 +213,8 @@ impl EngineRoom {
             .fold(Engines::default(), |sum, engines| {
                 sum.with(engines, u32::saturating_add)
             });
-        let from_start = administrators.iter().filter(|one| one.is_from_start);
         Self {
-            published: from_start.fold(total, without).with(held, u32::max),
+            published: total.with(held, u32::max),
             free: administrators.iter().fold(total, without),
         }
     }
@@ -348,7 +307,7 @@ fn consumption(profile: &Profile, placement: Placement) -> Vec<Counter> {
 }
 
 fn slice_name(slice: u32) -> String {
-    format!("{SLICE}{slice}")
+    format!("memory-slice-{slice}")
 }
 
 /// The first hexadecimal digits of a GPU's UUID.

@@ -71,11 +71,10 @@ impl Counters {
     }
 }
 
-fn administrators(profile: &Profile, place: Placement, is_from_start: bool) -> Administrators {
-    Administrators {
+fn place(profile: &Profile, placement: Placement) -> Place {
+    Place {
         profile: profile.id,
-        placement: place,
-        is_from_start,
+        placement,
     }
 }
 
@@ -189,41 +188,28 @@ fn eight_gpus_with_all_placements_are_within_the_servers_limits() {
 }
 
 #[test]
-fn an_administrators_instance_closes_its_slices_and_a_late_one_lowers_no_counter() {
+fn an_administrators_instance_closes_its_places_and_lowers_no_counter() {
     let profiles = tables::h100();
-    let at = Placement { start: 4, size: 4 };
-    let early = [administrators(&profiles[4], at, true)];
-    let pool = Pool::new(GPU, &profiles, &early, &[]).expect("a pool");
-    let values = |pool: &Pool| -> Vec<u64> { pool.counters.iter().map(|counter| counter.value).collect() };
-    assert_eq!(values(&pool)[..9], [1, 1, 1, 1, 0, 0, 0, 0, 4]);
-    assert!(
-        pool.candidates
-            .iter()
-            .all(|one| one.placement.start + one.placement.size <= 4)
-    );
-    let late = [administrators(&profiles[4], at, false)];
-    let later = Pool::new(GPU, &profiles, &late, &[]).expect("a pool");
-    assert_eq!(later.candidates, pool.candidates);
-    assert_eq!(later.counters, start_pool(&profiles).counters);
-    // The GPU is not whole while the administrator's is there; later it is refused at Prepare.
-    let whole = |pool: Pool| {
-        let pool = pool.with_undivided(GPU);
-        Counters::of(&pool).takes_all(&pool.undivided.as_ref().expect("offered").consumes)
-    };
-    assert_eq!((whole(pool), whole(later)), (false, true));
-    // A claim's own device stays, with its counters.
-    let held = [Held {
+    let theirs = [place(&profiles[4], Placement { start: 4, size: 4 })];
+    let pool = Pool::new(GPU, &profiles, &theirs, &[]).expect("a pool");
+    let ends = pool
+        .candidates
+        .iter()
+        .map(|one| one.placement.start + one.placement.size);
+    assert_eq!(ends.max(), Some(4));
+    assert_eq!(pool.counters, start_pool(&profiles).counters);
+    // A claim's own device stays.
+    let held = [Place {
         profile: 19,
         placement: Placement { start: 6, size: 1 },
     }];
-    let both = Pool::new(GPU, &profiles, &early, &held).expect("a pool");
-    assert_eq!(values(&both)[..8], [1; 8]);
+    let both = Pool::new(GPU, &profiles, &theirs, &held).expect("a pool");
     assert!(both.find("mig-of-3f8a1c20-1g-10gb-6").is_some() && both.find("mig-of-3f8a1c20-1g-10gb-5").is_none());
     // The only OFA is the administrator's. A profile that nobody knows may have all engines.
-    let media = [administrators(&profiles[1], Placement { start: 0, size: 1 }, true)];
+    let media = [place(&profiles[1], Placement { start: 0, size: 1 })];
     let pool = Pool::new(GPU, &profiles, &media, &[]).expect("a pool");
     assert!(pool.candidates.iter().all(|one| one.profile.engines.ofas == 0) && !pool.candidates.is_empty());
-    let unknown = [Administrators {
+    let unknown = [Place {
         profile: 999,
         ..media[0]
     }];
@@ -269,7 +255,7 @@ proptest! {
     #[test]
     fn counters_allow_what_the_driver_allows_and_nothing_else(
         profiles in boards(),
-        administrators in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..3),
+        administrators in prop::collection::vec(any::<prop::sample::Index>(), 0..3),
         picks in prop::collection::vec(any::<prop::sample::Index>(), 1..25),
     ) {
         let mut board = Board::of(&profiles);
@@ -278,16 +264,15 @@ proptest! {
             .flat_map(|profile| profile.placements.iter().map(|place| (profile.clone(), *place)))
             .collect();
         let mut theirs = Vec::new();
-        for (pick, is_from_start) in administrators {
-            let (profile, place) = pick.get(&places);
-            if board.takes(profile, *place) {
-                theirs.push(self::administrators(profile, *place, is_from_start));
+        for pick in administrators {
+            let (profile, at) = pick.get(&places);
+            if board.takes(profile, *at) {
+                theirs.push(place(profile, *at));
             }
         }
         let pool = Pool::new(GPU, &profiles, &theirs, &[]).expect("a pool").with_undivided(GPU);
         let mut counters = Counters::of(&pool);
         let undivided = pool.undivided.clone().expect("offered").consumes;
-        let are_all_early = theirs.iter().all(|one| one.is_from_start);
         let mut taken: Vec<Placement> = theirs.iter().map(|one| one.placement).collect();
         // All that the driver would create at this moment is offered, and nothing else.
         for (profile, place) in &places {
@@ -311,8 +296,8 @@ proptest! {
                 prop_assert!(taken.iter().all(|other| !overlap(*other, candidate.placement)), "{}", candidate.name);
                 taken.push(candidate.placement);
             }
-            // The engines of an administrator's later instance are not in the counters, so that none is overdrawn.
-            match are_all_early {
+            // An administrator's instance is not in the counters, so that none is overdrawn.
+            match theirs.is_empty() {
                 true => prop_assert_eq!(by_counters, by_driver, "{}", candidate.name),
                 false => prop_assert!(by_counters || !by_driver, "{}", candidate.name),
             }

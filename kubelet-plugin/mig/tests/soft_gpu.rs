@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use vgpu_mig::candidates::{Administrators, Candidate};
+use vgpu_mig::candidates::{Candidate, Place};
 use vgpu_mig::instances::Known;
 use vgpu_mig::nvml::Local;
 use vgpu_mig::{Asked, Code, Folder, Instances, MigDriver as _, Pool, Settings};
@@ -316,12 +316,11 @@ fn the_driver_makes_what_the_counters_allow_and_nothing_else() {
             }
             let listed = driver.instances(&gpu).expect("a list");
             // An administrator who has all of these leaves nothing that the counters would allow.
-            let theirs: Vec<Administrators> = listed
+            let theirs: Vec<Place> = listed
                 .iter()
-                .map(|one| Administrators {
+                .map(|one| Place {
                     profile: one.profile,
                     placement: one.placement,
-                    is_from_start: true,
                 })
                 .collect();
             let full = Pool::new(&gpu, &profiles, &theirs, &[]).expect("a pool");

@@ -3,7 +3,7 @@
 //! First claims share instances; then the chart is upgraded so that each has one whole.
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use vgpu_mig::candidates::Held;
+use vgpu_mig::candidates::Place;
 use vgpu_mig::driver::{GpuInstance, Profile};
 use vgpu_mig::records::Stage;
 use vgpu_mig::{Answer, Asked, Call, Code, Folder, Instances, Known, Made, MigDriver, Refused, Report, Settings};
@@ -87,7 +87,7 @@ pub struct Surveys {
 pub struct NoSurvey {
     pub why: String,
     /// The places of instances that claims made, by their records.
-    pub held: Vec<Held>,
+    pub held: Vec<Place>,
 }
 
 /// The profiles and instances of a GPU on which claims make instances.
@@ -103,7 +103,7 @@ pub struct Survey {
     /// Claims have the GPU as a whole, or shares of it.
     pub is_held: bool,
     /// The places of those that claims made.
-    pub held: Vec<Held>,
+    pub held: Vec<Place>,
     /// Places among these whose claims are gone, and whose instance cannot be destroyed yet.
     pub leftovers: Vec<Placement>,
     /// Problems with instances of the node: a sentence each.
@@ -226,9 +226,9 @@ impl Maker {
     }
 
     /// Returns the places that records of a GPU name. Asks no driver.
-    pub(super) fn held(&self, gpu: &str) -> Result<Vec<Held>, vgpu_mig::Error> {
+    pub(super) fn held(&self, gpu: &str) -> Result<Vec<Place>, vgpu_mig::Error> {
         let records = self.instances.records()?;
-        let held = records.of_gpu(gpu).map(|record| Held {
+        let held = records.of_gpu(gpu).map(|record| Place {
             profile: record.profile,
             placement: record.placement,
         });

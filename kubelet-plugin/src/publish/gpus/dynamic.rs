@@ -36,12 +36,13 @@
 
 use super::published::updated;
 use crate::config::MigDynamic;
+use crate::dra::checkpoint::InUse;
 use crate::dra::node::{NoSurvey, SharedNode, Survey, Surveys};
 use crate::publish::inventory::{DynamicGpu, Gpu, LeftOut, List, Unavailable};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vgpu_mig::Pool;
-use vgpu_mig::candidates::{self, Administrators, Held};
+use vgpu_mig::candidates::{self, Place};
 use vgpu_node::gpus;
 use vgpu_node::gpus::Placement;
 
@@ -66,7 +67,7 @@ struct Known {
     kind: Kind,
     survey: Option<Survey>,
     /// The places of claims' instances, as long as there was no survey. None: not even these are known.
-    held: Option<Vec<Held>>,
+    held: Option<Vec<Place>>,
     /// Why the last survey failed.
     failed: Option<String>,
     unavailable: Option<Unavailable>,
@@ -94,6 +95,19 @@ impl DynamicGpus {
             which,
             ..Self::default()
         }
+    }
+
+    /// Knows GPUs that claims have in the pools of instances, before the driver lists them: it may have lost one.
+    pub(super) fn with_held(mut self, in_use: &[InUse]) -> Self {
+        let is_whole = |uuid: &str| in_use.iter().any(|one| !one.is_dynamic && one.gpu.uuid == uuid);
+        let held = in_use
+            .iter()
+            .filter(|one| one.is_dynamic && one.gpu.mig.is_none() && !is_whole(&one.gpu.uuid));
+        if self.which == MigDynamic::Modes {
+            let is_size_known = true;
+            held.for_each(|one| self.add_gpu(one.gpu.clone(), Kind::Switched { is_size_known }));
+        }
+        self
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -476,13 +490,11 @@ impl Known {
     /// None: nothing is known of its instances yet.
     fn pool(&self) -> Option<Result<Pool, candidates::Error>> {
         let survey = self.survey.as_ref()?;
-        let administrators = survey.administrators.iter().map(|one| Administrators {
+        let administrators = survey.administrators.iter().map(|one| Place {
             profile: one.profile,
             placement: one.placement,
-            // A plugin that has restarted does not know what was published before, and a counter must not get lower.
-            is_from_start: false,
         });
-        let administrators: Vec<Administrators> = administrators.collect();
+        let administrators: Vec<Place> = administrators.collect();
         let pool = Pool::new(&self.gpu.uuid, &survey.profiles, &administrators, &survey.held);
         Some(pool.map(|pool| Pool {
             leftovers: survey.leftovers.clone(),
@@ -789,6 +801,33 @@ mod tests {
         assert!(!other.published().0[0].is_surveyed() && unavailable(&other).is_some());
         scan(&mut other, whole(), &node).await;
         assert!(other.switches(&gpu(0).uuid) && unavailable(&other).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_gpu_that_was_lost_before_the_plugin_started_is_said_to_be_lost_while_claims_have_it() {
+        let (rig, machine) = (Rig::new(false), Machine::default());
+        machine.switch(false);
+        let node = switching(&rig, &machine);
+        let claim = part("u1", 20);
+        scan(&mut DynamicGpus::new(MigDynamic::Modes), whole(), &node).await;
+        let prepared = node.turn(move |node, _| node.prepare_for_test(claim)).await;
+        prepared.expect("a turn").expect("prepared");
+        let mut dynamic = DynamicGpus::new(MigDynamic::Modes).with_held(&node.gpus_in_use());
+        let lost = List {
+            gpus: vec![gpu(1)],
+            ..List::default()
+        };
+        scan(&mut dynamic, lost, &node).await;
+        assert_eq!(unavailable(&dynamic), Some(Unavailable::Lost(String::new())));
+        let kept = dynamic
+            .published()
+            .0
+            .into_iter()
+            .find(|one| one.gpu.uuid == gpu(0).uuid);
+        assert!(kept.is_some_and(|one| !one.is_surveyed()), "its pool stays");
+        scan(&mut dynamic, whole(), &node).await;
+        assert_eq!(unavailable(&dynamic), None);
+        assert!(dynamic.switches(&gpu(0).uuid));
     }
 
     #[tokio::test]

@@ -90,7 +90,7 @@ pub(crate) async fn run(
 ) {
     let mut measurer = Measurer::new(contexts, prober);
     let mut scans = Scans::new(outputs.node.gpus_in_use());
-    scans.dynamic = DynamicGpus::new(config.mig_dynamic);
+    scans.dynamic = DynamicGpus::new(config.mig_dynamic).with_held(&outputs.node.gpus_in_use());
     scans.faults = faults.borrow_and_update().clone();
     scans.setting = setting.borrow_and_update().clone();
     loop {

@@ -66,7 +66,7 @@ pub(crate) mod tests {
     use crate::publish::inventory::tests::gpu;
     use crate::publish::inventory::{Device, Inventory};
     use std::collections::BTreeMap;
-    use vgpu_mig::candidates::{Administrators, Held};
+    use vgpu_mig::candidates::Place;
     use vgpu_mig::driver::{Engines, Profile};
     use vgpu_node::gpus::Placement;
 
@@ -104,7 +104,7 @@ pub(crate) mod tests {
     }
 
     /// GPU 0, an H100 in MIG mode.
-    pub(crate) fn divided(administrators: &[Administrators], held: &[Held]) -> DynamicGpu {
+    pub(crate) fn divided(administrators: &[Place], held: &[Place]) -> DynamicGpu {
         let pool = Pool::new(&gpu(0).uuid, &h100(), administrators, held).expect("a pool");
         DynamicGpu {
             gpu: gpu(0),

@@ -6,7 +6,7 @@ use crate::publish::inventory::dynamic::tests::{divided, switched};
 use crate::publish::inventory::tests::gpu;
 use crate::publish::inventory::{Fault, Faults, Reason};
 use serde_json::{Value, json};
-use vgpu_mig::candidates::{Administrators, Held};
+use vgpu_mig::candidates::Place;
 
 fn inventory(dynamic: DynamicGpu) -> Inventory {
     Inventory::new(vec![gpu(1)]).with_dynamic(vec![dynamic], BTreeMap::new())
@@ -87,13 +87,9 @@ fn an_h100_is_a_slice_of_counters_and_one_of_all_placements_in_a_pool_of_its_own
 fn no_counter_changes_whatever_is_made_and_what_is_held_stays_published() {
     let before = slices(&inventory(divided(&[], &[])), WHOLE);
     let placement = Placement { start: 4, size: 4 };
-    let mine = [Held { profile: 9, placement }];
+    let mine = [Place { profile: 9, placement }];
     assert_eq!(slices(&inventory(divided(&[], &mine)), WHOLE), before);
-    let administrators = [Administrators {
-        profile: 9,
-        placement,
-        is_from_start: false,
-    }];
+    let administrators = [Place { profile: 9, placement }];
     let beside = slices(&inventory(divided(&administrators, &[])), WHOLE);
     assert_eq!(beside[2], before[2]);
     let names: Vec<&str> = beside[3].devices.iter().map(|device| device.name.as_str()).collect();

@@ -5,7 +5,7 @@ use crate::config::MigDynamic;
 use crate::publish::inventory::dynamic::tests::h100;
 use crate::publish::inventory::{DynamicGpu, Gpu, Unavailable};
 use std::sync::{Arc, Mutex, MutexGuard};
-use vgpu_mig::candidates::Administrators;
+use vgpu_mig::candidates::Place;
 use vgpu_mig::driver::{ComputeInstance, GpuInstance, overlap};
 use vgpu_mig::{Answer, Call, Code, MigDriver, Pool, Refused};
 use vgpu_node::gpus::Placement;
@@ -233,12 +233,11 @@ fn scan(node: &mut Node) -> Survey {
 /// Gives the node what is published of GPU 0.
 fn publish(node: &mut Node, survey: &Survey, unavailable: BTreeMap<String, Unavailable>) {
     let uuid = gpu(0).uuid;
-    let administrators = survey.administrators.iter().map(|one| Administrators {
+    let administrators = survey.administrators.iter().map(|one| Place {
         profile: one.profile,
         placement: one.placement,
-        is_from_start: false,
     });
-    let administrators: Vec<Administrators> = administrators.collect();
+    let administrators: Vec<Place> = administrators.collect();
     let mut pool = Pool::new(&uuid, &survey.profiles, &administrators, &survey.held).expect("a pool");
     if node.config.mig_dynamic == MigDynamic::Modes {
         pool = pool.with_undivided(&uuid);
