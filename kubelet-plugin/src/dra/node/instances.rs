@@ -296,6 +296,12 @@ impl Node {
         Ok(())
     }
 
+    /// Returns true if the driver may still make what a claim asked for: a later survey completes or undoes it.
+    pub(super) fn awaits_answer(&self, uid: &str) -> bool {
+        let maker = self.maker.as_ref();
+        maker.is_some_and(|maker| maker.unanswered.contains_key(uid))
+    }
+
     /// Destroys the instances of which this claim was the last.
     pub(super) fn release_instances(&mut self, uid: &str) {
         self.note_instances_in_use();

@@ -183,7 +183,7 @@ impl Node {
         self.release_former(id, claim)?;
         let made = self.make_instances(id, claim);
         let prepared = made.and_then(|()| self.prepare_shares(id, claim, turn));
-        if prepared.is_err() && !self.checkpoint.claims.contains_key(&id.uid) {
+        if prepared.is_err() && !self.checkpoint.claims.contains_key(&id.uid) && !self.awaits_answer(&id.uid) {
             self.release_instances(&id.uid);
         }
         prepared
