@@ -142,10 +142,11 @@ fn instances(rounds: usize, dist: &Path, [memory, disk]: [PathBuf; 2]) -> Result
     std::fs::write(state.join("profile"), "gpus = 1\nmig = 0:\n").context("the software GPU's profile")?;
     let mut config = config(&memory, &disk)?;
     config.soft_gpu_state = Some(state);
-    let nvml = Nvml::new(
+    let nvml = Nvml::with_instances(
         &dist.join("vgpu-kubelet-plugin"),
         &dist.join("soft-gpu"),
         &config.memory_sizes,
+        &config.calls_lock,
     );
     let gpu = nvml
         .list()?
@@ -165,7 +166,12 @@ fn instances(rounds: usize, dist: &Path, [memory, disk]: [PathBuf; 2]) -> Result
         nvml,
         spent: Mutex::default(),
     });
-    let inventory = Inventory::new(Vec::new()).with_dynamic(vec![DynamicGpu { gpu, pool }], BTreeMap::new());
+    let dynamic = DynamicGpu {
+        gpu,
+        pool,
+        undivided_unavailable: None,
+    };
+    let inventory = Inventory::new(Vec::new()).with_dynamic(vec![dynamic], BTreeMap::new());
     let node = node(config, inventory, Some(driver.clone()))?;
     let socket = memory.join("dra.sock");
     serve(node, api_of(&claims), &socket)?;
@@ -233,8 +239,12 @@ impl Timed {
 
 impl MigDriver for Timed {
     fn call(&self, gpu: &str, call: &Call) -> Result<Answer, Refused> {
+        self.call_by(gpu, call, Instant::now() + Duration::from_secs(60))
+    }
+
+    fn call_by(&self, gpu: &str, call: &Call, deadline: Instant) -> Result<Answer, Refused> {
         let start = Instant::now();
-        let answer = self.nvml.call(gpu, call);
+        let answer = self.nvml.call_by(gpu, call, deadline);
         let is_question = matches!(
             call,
             Call::Mode | Call::IsResetless | Call::Users | Call::Profiles | Call::Instances

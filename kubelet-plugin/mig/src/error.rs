@@ -10,12 +10,13 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] Failed),
     #[error(
-        "GPU {gpu}: MIG mode is off, and this node does not switch it; switch it on (nvidia-smi -mig 1), or delete pod and claim"
+        "GPU {gpu}: MIG mode is off, and this node does not switch it; switch it on (nvidia-smi -i {gpu} -mig 1), or delete pod and \
+         claim"
     )]
     ModeOff { gpu: String },
     #[error(
         "GPU {gpu}: MIG mode is off, and changing it resets this GPU, so only an administrator does; drain the node and \
-         switch it on (nvidia-smi -mig 1)"
+         switch it on (nvidia-smi -i {gpu} -mig 1)"
     )]
     NeedsReset { gpu: String },
     #[error(
@@ -29,16 +30,20 @@ pub enum Error {
     )]
     GpuInUse { gpu: String, users: usize },
     #[error(
-        "GPU {gpu}: no instance is made while claims hold the GPU as a whole or shares of it, or may hold them; kubelet retries"
+        "GPU {gpu}: no instance is made while claims hold the GPU as a whole or shares of it, or may hold them; delete their pods, or \
+         wait: kubelet retries"
     )]
     GpuHeld { gpu: String },
     /// Somebody wants the GPU as a whole.
     #[error(
-        "GPU {gpu}: it is in MIG mode, which no claim switched on, so it is the administrator's; switch it off (nvidia-smi -mig \
-         0), or delete pod and claim"
+        "GPU {gpu}: it is in MIG mode, which no claim switched on, so the mode is the administrator's; switch it off (nvidia-smi -i \
+         {gpu} -mig 0), or delete pod and claim"
     )]
     ModeOn { gpu: String },
-    #[error("GPU {gpu}: claims {claims} have {instances} of it; kubelet retries")]
+    #[error(
+        "GPU {gpu}: claims {claims} have {instances} of it, so no claim gets the GPU as a whole; delete their pods, or wait: kubelet \
+         retries"
+    )]
     Divided {
         gpu: String,
         instances: String,
@@ -46,17 +51,17 @@ pub enum Error {
     },
     #[error(
         "GPU {gpu}: it stays in MIG mode because of GPU instance {gpu_instance}, which no claim made; destroy it (nvidia-smi mig \
-         -gi {gpu_instance} -dgi) or delete the pod"
+         -i {gpu} -gi {gpu_instance} -dgi) or delete the pod"
     )]
     DividedByAdministrator { gpu: String, gpu_instance: u32 },
     #[error(
         "GPU {gpu}: claims switched its MIG mode on, and this node does not switch it any more (chart value mig.dynamic); once no \
-         claim has an instance of it, switch it off (nvidia-smi -mig 0)"
+         claim has an instance of it, switch it off (nvidia-smi -i {gpu} -mig 0)"
     )]
     StaysOn { gpu: String },
     #[error(
-        "{instance}: GPU instance {gpu_instance}, which no claim made, is in this place; destroy it (nvidia-smi mig -gi \
-         {gpu_instance} -dgi) or delete the pod"
+        "{instance}: GPU instance {gpu_instance}, which no claim made, is in this place; destroy it (nvidia-smi mig -i UUID \
+         -gi {gpu_instance} -dgi, with the UUID of this GPU) or delete the pod"
     )]
     TakenByAdministrator { instance: String, gpu_instance: u32 },
     #[error("{instance}: claims {claims} hold {other}; kubelet retries")]
@@ -84,8 +89,8 @@ pub enum Error {
         source: Refused,
     },
     #[error(
-        "the record {file} {damage}; if no claim uses the instance that it names, destroy the instance (nvidia-smi mig -dgi) \
-         and remove the file"
+        "the record {file} {damage}; once no claim has an instance of the GPU in the file's name: for a file .mode.json switch MIG \
+         mode off (nvidia-smi -i UUID -mig 0), else destroy the instance (nvidia-smi mig -i UUID -gi ID -dgi); then remove the file"
     )]
     Damaged { file: String, damage: Damage },
 }

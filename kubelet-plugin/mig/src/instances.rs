@@ -143,7 +143,7 @@ impl<D: MigDriver, S: Store> Instances<D, S> {
             && is_new
         {
             match error.silence().is_some() && self.is_under_way(&record) {
-                // Without it a later turn would undo what the driver is doing.
+                // Without the claim in the record, a later turn would undo what the driver is doing.
                 true => drop(record.save(&self.store, false)),
                 false => self.give_up(&key, asked.claim),
             }

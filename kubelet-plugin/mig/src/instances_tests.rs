@@ -500,7 +500,7 @@ fn a_node_that_switches_no_mode_any_more_leaves_and_reports_the_one_that_it_swit
     assert_eq!((report.destroyed.len(), report.problems.len()), (1, 1));
     let problem = report.problems[0].to_string();
     assert!(
-        problem.contains("mig.dynamic") && problem.contains("nvidia-smi -mig 0"),
+        problem.contains("mig.dynamic") && problem.contains("-mig 0"),
         "{problem}"
     );
     assert!(machine.state().gpu(GPU).mode.is_on);

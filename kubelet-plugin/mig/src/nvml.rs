@@ -35,7 +35,6 @@ const MOST_PROFILES: u32 = 64;
 /// No board has more instances of a profile.
 const MOST_INSTANCES: usize = 64;
 const NOT_SUPPORTED: u32 = 3;
-const FUNCTION_NOT_FOUND: u32 = 13;
 
 /// The handle of a GPU instance by its id. A macro, because nvml-wrapper does not name the type.
 macro_rules! gpu_instance {
@@ -407,7 +406,7 @@ unsafe fn handle_of<D, H>(
 
 /// Returns a function of NVML.
 fn symbol<'a, F, E: Display>(call: &str, loaded: &'a Result<F, E>) -> Result<&'a F, Refused> {
-    let missing = |error: &E| Refused::new(call, Code::Other(FUNCTION_NOT_FOUND), &error.to_string());
+    let missing = |error: &E| Refused::new(call, Code::FUNCTION_NOT_FOUND, &error.to_string());
     loaded.as_ref().map_err(missing)
 }
 

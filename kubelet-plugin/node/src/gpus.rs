@@ -100,7 +100,12 @@ pub enum Error {
         reason: String,
     },
     #[error(
-        "GPU {uuid} is in MIG mode, so it cannot be shared as a whole; switch MIG off (nvidia-smi -mig 0) to share it{}",
+        "GPU {uuid}: its MIG mode was switched off while claims may have instances of it (chart value mig.dynamic); switch it on \
+         (nvidia-smi -i {uuid} -mig 1), or restart the plugin to publish the GPU as a whole"
+    )]
+    SwitchedOff { uuid: String },
+    #[error(
+        "GPU {uuid} is in MIG mode, so it cannot be shared as a whole; switch MIG off (nvidia-smi -i {uuid} -mig 0) to share it{}",
         beside(instances)
     )]
     Mig {
@@ -473,7 +478,11 @@ mod tests {
             let uuid = "GPU-x".into();
             Error::Mig { uuid, instances }.to_string()
         };
-        assert!(said(&[]).ends_with("(nvidia-smi -mig 0) to share it"), "{}", said(&[]));
+        assert!(
+            said(&[]).ends_with("(nvidia-smi -i GPU-x -mig 0) to share it"),
+            "{}",
+            said(&[])
+        );
         let two = said(&["3g.40gb@0 (MIG-a)", "1g.10gb@4 (MIG-b)"]);
         assert!(
             two.ends_with("It has the instances 3g.40gb@0 (MIG-a), 1g.10gb@4 (MIG-b)"),

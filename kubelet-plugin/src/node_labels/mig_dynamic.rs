@@ -89,7 +89,7 @@ impl Setting {
     /// Chooses the value at the start. `labels`: None if they are not known.
     fn at_start(&self, labels: Option<&Labels>) -> Choice {
         let made = made(&self.records).unwrap_or_else(|error| {
-            tracing::warn!("whether claims made instances on this node is not known: {error}");
+            tracing::warn!("cannot read the records of claims' instances: {error}; starting as if there were none; check the node's disks");
             Made::default()
         });
         self.choose(labels, &made)
@@ -130,11 +130,15 @@ impl Setting {
         let Ok(value) = MigDynamic::from_str(text, false) else {
             let values: Vec<String> = MigDynamic::value_variants().iter().map(|value| name(*value)).collect();
             let (text, values) = (quoted(text), values.join(", "));
-            return chart(Some(format!("{label} is {text}, which is none of {values}; {holds}")));
+            return chart(Some(format!(
+                "{label} is {text}, which is none of {values}; correct or remove it; until then {holds}"
+            )));
         };
         match config::check_pool_names(&self.node, value) {
             Ok(()) => (value, label, None),
-            Err(error) => chart(Some(format!("{label} is {text}, which cannot hold: {error}; {holds}"))),
+            Err(error) => chart(Some(format!(
+                "{label} is {text}, which this node cannot use: {error}; remove it; until then {holds}"
+            ))),
         }
     }
 }
@@ -196,7 +200,7 @@ impl Follower {
         let read = read.unwrap_or_else(|error| Err(error.to_string()));
         read.unwrap_or_else(|error| Made {
             needs: self.running,
-            names: vec![format!("unknown ones: {error}")],
+            names: vec![format!("records that cannot be read: {error}; check the node's disks")],
         })
     }
 }
@@ -536,7 +540,7 @@ mod tests {
             .await
             .expect("it runs")
             .clone();
-        assert!(said.is_some_and(|said| said.contains("unknown ones")));
+        assert!(said.is_some_and(|said| said.contains("records that cannot be read")));
         std::fs::remove_file(rig.0.path().join("mig")).expect("removed");
         assert!(running.ended.await.expect("ended").contains("is off by the chart"));
     }

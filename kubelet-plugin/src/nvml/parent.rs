@@ -79,12 +79,12 @@ pub enum NvmlError {
     #[error("this turn's time for instances is over: the driver is slow, or has made many; it is tried again")]
     NoTime,
     #[error(
-        "NVML has not answered a call for an instance in time; the call goes on, and none is made before it has ended"
+        "NVML has not answered a call for an instance in time; the call goes on, and no other call is made before it has ended"
     )]
     GivenUp,
-    /// Of this instance of the plugin, another one, or a former one.
+    /// The process may belong to this plugin, to another one on the node, or to one that has ended.
     #[error(
-        "a process with NVML has not ended a call for an instance and may still carry it out, so none is made before it has \
+        "a process with NVML has not ended a call for an instance and may still carry it out, so no other call is made before it has \
          ended; if that lasts, it hangs in the kernel (dmesg) and the node needs a reboot"
     )]
     Elsewhere,

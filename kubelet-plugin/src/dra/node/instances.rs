@@ -104,7 +104,7 @@ impl Node {
         // What an older list said does not matter any more.
         maker.note_listed(gpus);
         maker.note_listed(new);
-        let problems = maker.recover(known).map_err(vgpu_mig::Error::from)?;
+        surveys.problems = maker.recover(known).map_err(vgpu_mig::Error::from)?;
         for gpu in new {
             let answer = maker.is_switchable(gpu).map_err(|error| reason(&error));
             surveys.is_switchable.insert(gpu.clone(), answer);
@@ -115,7 +115,6 @@ impl Node {
         for gpu in gpus.iter().chain(new) {
             let survey = match maker.survey(gpu) {
                 Ok(survey) => Ok(Survey {
-                    problems: problems.clone(),
                     is_held: held.has(gpu),
                     ..survey
                 }),
@@ -299,7 +298,7 @@ impl Node {
     /// Returns true if the driver may still make what a claim asked for: a later survey completes or undoes it.
     pub(super) fn awaits_answer(&self, uid: &str) -> bool {
         let maker = self.maker.as_ref();
-        maker.is_some_and(|maker| maker.unanswered.contains_key(uid))
+        maker.is_some_and(|maker| maker.awaits_answer(uid))
     }
 
     /// Destroys the instances of which this claim was the last.

@@ -60,7 +60,7 @@ struct TurnState {
     /// Why the driver gave no answer in this turn.
     silence: Option<Refused>,
     silent: SilentGpus,
-    /// By then all calls of this turn have ended.
+    /// Calls of this turn are answered by then, or given up: a call that is given up goes on in the child.
     deadline: Instant,
     in_use: InstancesInUse,
 }
@@ -71,6 +71,8 @@ pub(super) type SilentGpus = BTreeMap<String, String>;
 /// The GPUs of a node that claims may divide.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surveys {
+    /// Problems with instances of the node: a sentence each.
+    pub problems: Vec<String>,
     /// By UUID.
     pub of: BTreeMap<String, Result<Survey, NoSurvey>>,
     /// GPUs that were asked about for the first time: true if claims may switch their MIG mode. An error: why the driver did not say.
@@ -106,8 +108,6 @@ pub struct Survey {
     pub held: Vec<Place>,
     /// Places among these whose claims are gone, and whose instance cannot be destroyed yet.
     pub leftovers: Vec<Placement>,
-    /// Problems with instances of the node: a sentence each.
-    pub problems: Vec<String>,
 }
 
 // === impl Maker ===
@@ -158,6 +158,12 @@ impl Maker {
             false => drop(self.unanswered.remove(asked.claim)),
         }
         made
+    }
+
+    /// Returns true while a claim whose Prepare had no answer keeps what it asked for.
+    pub(super) fn awaits_answer(&self, uid: &str) -> bool {
+        let since = self.unanswered.get(uid);
+        since.is_some_and(|since| since.elapsed() < WAITS_FOR_ANSWER)
     }
 
     /// Returns the claims whose Prepare had no answer, for as long as they keep what they asked for.
@@ -221,7 +227,6 @@ impl Maker {
             is_held: false,
             held: self.held(gpu)?,
             leftovers: left_over.map(|record| record.placement).collect(),
-            problems: Vec::new(),
         })
     }
 

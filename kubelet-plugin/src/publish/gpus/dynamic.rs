@@ -59,6 +59,8 @@ pub(super) struct DynamicGpus {
     gpus: BTreeMap<String, Known>,
     /// UUIDs of GPUs that claims still have as devices of the pool of GPUs.
     waiting: BTreeSet<String>,
+    /// Problems with instances of the node, by the last survey: a sentence each.
+    problems: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -166,6 +168,7 @@ impl DynamicGpus {
         let failed = match tokio::time::timeout(SURVEYED_WITHIN, survey).await {
             Ok(Ok(Ok(surveys))) => {
                 self.decide(list, &surveys, &is_published);
+                self.problems.clone_from(&surveys.problems);
                 self.note(list);
                 self.add(surveys.of);
                 None
@@ -291,7 +294,7 @@ impl DynamicGpus {
                     known.gpu = gpu;
                     None
                 }
-                (Kind::Divided, None, Some(_)) => Some(Unavailable::Lost(SWITCHED_OFF.into())),
+                (Kind::Divided, None, Some(_)) => Some(Unavailable::SwitchedOff),
                 (Kind::Switched { is_size_known }, _, Some(gpu)) => {
                     known.gpu = match is_size_known {
                         true => updated(&known.gpu, &gpu),
@@ -367,11 +370,7 @@ impl DynamicGpus {
                     uuid: gpu.uuid.clone(),
                     instances: Vec::new(),
                 },
-                false => gpus::Error::Field {
-                    index: gpu.index,
-                    field: "MIG mode".into(),
-                    reason: SWITCHED_OFF.into(),
-                },
+                false => gpus::Error::SwitchedOff { uuid: gpu.uuid.clone() },
             },
             uuid: Some(gpu.uuid),
         }));
@@ -398,11 +397,6 @@ impl DynamicGpus {
 
     /// Remarks for the operator: a sentence each.
     pub(super) fn remarks(&self) -> Vec<String> {
-        let surveys = self.gpus.values().filter_map(|known| known.survey.as_ref());
-        // Each survey has the problems of the whole node.
-        let problems = surveys
-            .map(|survey| &survey.problems)
-            .max_by_key(|problems| problems.len());
         let refused = self.gpus.values().filter_map(|known| known.pool()?.err());
         let waiting = self.waiting.iter().map(|uuid| {
             format!(
@@ -410,9 +404,8 @@ impl DynamicGpus {
                  monitor, have ended; drain the node"
             )
         });
-        problems
-            .into_iter()
-            .flatten()
+        self.problems
+            .iter()
             .cloned()
             .chain(refused.map(|error| error.to_string()))
             .chain(waiting)
@@ -430,9 +423,6 @@ impl DynamicGpus {
         })
     }
 }
-
-const SWITCHED_OFF: &str = "it was switched off while claims may have instances of the GPU (chart value mig.dynamic); switch it \
-                            on (nvidia-smi -mig 1), or restart the plugin to publish the GPU as a whole";
 
 // === impl Known ===
 
@@ -615,10 +605,7 @@ mod tests {
         let seen = scan(&mut dynamic, whole.clone(), &node).await;
         assert_eq!((uuids(&seen.gpus), seen.left_out.len()), (vec![&*gpu(1).uuid], 1));
         let said = unavailable(&dynamic).expect("a reason").text(&gpu(0).uuid);
-        assert!(
-            said.contains("nvidia-smi -mig 1") && said.contains("mig.dynamic"),
-            "{said}"
-        );
+        assert!(said.contains("-mig 1") && said.contains("mig.dynamic"), "{said}");
         let gone = List::default();
         scan(&mut dynamic, gone, &node).await;
         assert_eq!(unavailable(&dynamic), Some(Unavailable::Lost(String::new())));

@@ -271,7 +271,9 @@ impl Scans {
             }
             Some(reason) => {
                 if outputs.readiness.set(PART, Err(reason.clone())) {
-                    tracing::error!("GPUs take no new claims: {reason}; retrying every few seconds");
+                    tracing::error!(
+                        "the node is not ready: {reason}; GPUs that this names take no new claims; retrying every few seconds"
+                    );
                 }
             }
         }

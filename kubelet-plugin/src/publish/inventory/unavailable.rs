@@ -8,6 +8,8 @@ use vgpu_node::gpus::{LeftOut, UUID_OF_INSTANCE};
 pub enum Unavailable {
     /// The driver's list lacks the GPU. The text is the driver's reason, if it gave one.
     Lost(String),
+    /// An administrator switched its MIG mode off while claims may have instances of it.
+    SwitchedOff,
     Mig,
     /// It was destroyed, and the named instance has come in its place. Programs reach that one by the same capability nodes.
     Replaced(String),
@@ -40,7 +42,7 @@ impl Unavailable {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Lost(_) => "lost",
+            Self::Lost(_) | Self::SwitchedOff => "lost",
             Self::Mig => "mig",
             Self::Replaced(_) => "replaced",
             Self::Overlap(_) => "overlap",
@@ -61,6 +63,7 @@ impl Unavailable {
             }
             Self::Lost(why) if uuid.starts_with(UUID_OF_INSTANCE) => format!("instance {uuid} cannot be used: {why}"),
             Self::Lost(why) => format!("GPU {uuid} is not in the driver's list any more: {why}"),
+            Self::SwitchedOff => gpus::Error::SwitchedOff { uuid: uuid.to_owned() }.to_string(),
             Self::Mig => {
                 let (uuid, instances) = (uuid.to_owned(), Vec::new());
                 gpus::Error::Mig { uuid, instances }.to_string()

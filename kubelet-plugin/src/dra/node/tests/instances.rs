@@ -218,16 +218,19 @@ pub(crate) fn start_switching(rig: &Rig, machine: &Machine) -> Node {
 
 /// Surveys GPU 0, and gives the node what is published of it.
 fn scan(node: &mut Node) -> Survey {
+    scan_with_problems(node).0
+}
+
+/// The same, with the problems of the node.
+fn scan_with_problems(node: &mut Node) -> (Survey, Vec<String>) {
     let locked = node.locked();
     let uuid = gpu(0).uuid;
-    let survey = node
-        .survey(&locked, std::slice::from_ref(&uuid), &[])
-        .expect("read")
-        .of
-        .remove(&uuid);
+    let surveys = node.survey(&locked, std::slice::from_ref(&uuid), &[]);
+    let mut surveys = surveys.expect("read");
+    let survey = surveys.of.remove(&uuid);
     let survey = survey.expect("it was asked for").expect("the driver answers");
     publish(node, &survey, BTreeMap::new());
-    survey
+    (survey, surveys.problems)
 }
 
 /// Gives the node what is published of GPU 0.
@@ -369,7 +372,7 @@ fn an_instance_that_is_in_use_is_reported_and_destroyed_when_it_is_free() {
     prepare(&mut node, of("u1", &[LAST_HALF])).expect("prepared");
     machine.state().in_use = vec![2];
     unprepare(&mut node, "u1").expect("the claim is unprepared");
-    let problems = scan(&mut node).problems;
+    let (_, problems) = scan_with_problems(&mut node);
     assert!(
         problems.len() == 1 && problems[0].contains("while a process uses it"),
         "{problems:?}"
@@ -382,8 +385,8 @@ fn an_instance_that_is_in_use_is_reported_and_destroyed_when_it_is_free() {
     assert_eq!(scan(&mut node).leftovers, [Placement { start: 4, size: 4 }]);
     unprepare(&mut node, "u3").expect("unprepared");
     machine.state().in_use.clear();
-    let survey = scan(&mut node);
-    assert_eq!((survey.problems, survey.leftovers), (vec![], vec![]));
+    let (survey, problems) = scan_with_problems(&mut node);
+    assert_eq!((problems, survey.leftovers), (vec![], vec![]));
     assert_eq!((machine.starts(), records(&rig)), (vec![], 0));
 }
 
@@ -672,11 +675,11 @@ fn a_reload_of_the_module_switches_the_mode_on_again_for_claims_with_instances_a
         machine.switch(false);
     };
     reload();
-    assert_eq!(scan(&mut node).problems, [""; 0]);
+    assert_eq!(scan_with_problems(&mut node).1, [""; 0]);
     assert_eq!((machine.is_on(), machine.starts()), (true, vec![4]));
     machine.state().users = 1;
     reload();
-    let problems = scan(&mut node).problems;
+    let (_, problems) = scan_with_problems(&mut node);
     assert!(problems[0].contains("while 1 processes use the GPU"), "{problems:?}");
     assert!(refused(&mut node, part("u2", 10)).contains("claims u1 have"));
     machine.state().users = 0;
