@@ -200,7 +200,9 @@ impl Maker {
 
     /// Carries to its end what is unfinished. Returns what is wrong.
     pub(super) fn recover(&mut self, known: Known<'_>) -> Result<Vec<String>, Failed> {
-        let report = self.instances.recover(known)?;
+        let mut report = self.instances.recover(known)?;
+        // A GPU that does not answer is reported by its survey, which fails too.
+        report.problems.retain(|problem| problem.silence().is_none());
         let problems = self.log(&report);
         self.known = problems.iter().cloned().collect();
         Ok(problems)
