@@ -309,7 +309,7 @@ fn a_claim_asks_for_as_many_instances_as_their_places_are_found_in_time() {
     assert_eq!(found, vec![Vec::<String>::new(); accepted.len()]);
     // Within the cost limit of CEL, also for the largest claim.
     denied(&[dynamic, shared], &read("accept")).expect("as before");
-    // Whether class vgpu-mig has the limit, and class vgpu.
+    // The two flags: the limit applies to class vgpu-mig, and to class vgpu.
     for (values, of_instances, of_shares) in [
         (&[dynamic][..], true, false),
         (&[dynamic, shared], true, true),

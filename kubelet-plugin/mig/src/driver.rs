@@ -5,9 +5,9 @@
 //!
 //! Failure modes:
 //! - The driver refuses: [`Refused`] has NVML's code. Nothing was done.
-//! - No answer came ([`Code::NoAnswer`]: the child died or hung): the call may have been carried out or not. It must not be
-//!   carried out later, when a list has shown that it was not: after a silence, who implements [`MigDriver`] over a child makes
-//!   no call before that one has ended or its child has, also if another process began it, and answers NoAnswer until then.
+//! - No answer came ([`Code::NoAnswer`]: the child died or hung): the call may have been carried out, or may be later. An
+//!   implementation over a child process therefore makes no further call until that call or its child has ended, whichever process
+//!   began it, and answers NoAnswer until then. Otherwise a list could show that nothing was done, and it would be done afterwards.
 //! - Handles are never kept: they die when an instance is destroyed, and the driver uses their values again. An instance is
 //!   named by its id, which the driver derives from the place, so it is no proof of who made it.
 

@@ -1,4 +1,4 @@
-//! Which value of `mig.dynamic` holds on this node: that of its label `dra.vgpu/mig-dynamic`, else the chart's.
+//! Chooses the value of `mig.dynamic` for this node: that of its label `dra.vgpu/mig-dynamic`, else the chart's.
 //!
 //! The value is chosen at the start, because pools and records depend on it. If another one holds later, the plugin ends in order,
 //! and kubelet starts it again.
@@ -43,11 +43,11 @@ struct Setting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Choice {
     value: MigDynamic,
-    /// What an administrator should know of it.
+    /// Why another value than the one asked for applies, or what is wrong with the label.
     remark: Option<String>,
 }
 
-/// What claims did on this node, by its records.
+/// The records of instances that claims made and of modes that they switched.
 #[derive(Debug, Default)]
 struct Made {
     /// The least value that serves them.
@@ -66,10 +66,10 @@ pub(crate) struct Follower {
     is_decided: watch::Sender<bool>,
 }
 
-/// What a [`Follower`] says.
+/// The results of a [`Follower`], for other tasks.
 #[derive(Clone, Debug)]
 pub(crate) struct Said {
-    /// What an administrator should know of the value.
+    /// Why another value than the one asked for applies, or what is wrong with the label.
     pub(crate) remark: watch::Receiver<Option<String>>,
     /// Becomes true once the labels are listed and the plugin goes on with its value.
     pub(crate) is_decided: watch::Receiver<bool>,

@@ -33,7 +33,7 @@ type Node = PartialObjectMeta<k8s_openapi::api::core::v1::Node>;
 pub(crate) struct Labels {
     /// GPU Operator's, which pauses all programs that have the driver open.
     client: Option<String>,
-    /// Of GPU Operator's MIG manager.
+    /// The state that GPU Operator's MIG manager reports.
     mig_manager: Option<String>,
     mig_dynamic: Option<String>,
 }

@@ -24,7 +24,7 @@ use crate::shared::{self, LIMIT, memory_enforced};
 const GPUS: usize = 8;
 /// The places of an H100's instances.
 const PLACES: usize = 25;
-/// What a pod of a Deployment holds.
+/// GPU memory that the Deployment's pod allocates.
 const HELD: u64 = 1 << 30;
 
 pub(super) fn in_scheduler_mode() -> Result<()> {

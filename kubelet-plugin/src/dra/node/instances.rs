@@ -101,7 +101,7 @@ impl Node {
             is_prepared: &is_prepared,
             is_gpu_held: &|gpu| held.may_have(gpu),
         };
-        // What an older list said does not matter any more.
+        // The driver has listed these GPUs just now, so an older silence of theirs is over.
         maker.note_listed(gpus);
         maker.note_listed(new);
         surveys.problems = maker.recover(known).map_err(vgpu_mig::Error::from)?;
@@ -150,7 +150,7 @@ impl Node {
                 if !is_known {
                     maker.whole(gpu)?;
                 }
-                // Of the same claim too, which only a forged one has beside an instance.
+                // Counts for later results of this claim too: only a forged claim has the GPU and an instance of it.
                 held.these.insert(gpu.clone());
                 continue;
             };

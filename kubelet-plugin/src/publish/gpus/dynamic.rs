@@ -672,7 +672,7 @@ mod tests {
         let before = dynamic.published();
         prepare(&node, "u1", LAST_HALF).await.expect("prepared");
         assert_eq!((machine.is_on(), machine.starts()), (true, vec![4]));
-        // Of before the claim, and of after it.
+        // One list is older than the claim, one newer.
         for list in [whole(), divided(&[2])] {
             let seen = scan(&mut dynamic, list, &node).await;
             assert_eq!((seen.instances.len(), dynamic.published()), (0, before.clone()));
@@ -686,7 +686,7 @@ mod tests {
             .expect("a turn")
             .expect("unprepared");
         assert!(!machine.is_on());
-        // Of before that.
+        // This list is older than the Unprepare.
         scan(&mut dynamic, divided(&[2]), &node).await;
         assert_eq!(dynamic.published(), before);
     }
