@@ -75,7 +75,7 @@ struct Known {
     unavailable: Option<Unavailable>,
 }
 
-/// Who changes a GPU's MIG mode.
+/// How a GPU's MIG mode changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// An administrator has put it in MIG mode.
@@ -848,7 +848,7 @@ mod tests {
                 seen.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(),
             )
         };
-        // What is published stays, also of the pool that the other one may have.
+        // Published devices stay, also those in the pool that GPU 1 may have.
         assert_eq!(scan(&mut dynamic).await, (true, vec![0]));
         let (published, why) = dynamic.published();
         assert_eq!((published.len(), published[0].is_surveyed()), (1, false));

@@ -628,6 +628,15 @@ mod tests {
         assert!(outputs.readiness.status().1.contains("lists no GPU"));
     }
 
+    /// Lets claims make instances on a machine, which is returned.
+    async fn makes_instances(node: &SharedNode) -> Machine {
+        let machine = Machine::default();
+        let driver = machine.clone();
+        let makes = node.turn(move |node, _| node.make_instances_with(Arc::new(driver.clone()), driver.boot()));
+        makes.await.expect("a turn");
+        machine
+    }
+
     #[tokio::test]
     async fn a_gpu_whose_instances_are_not_known_keeps_its_pool_and_the_node_is_not_ready_until_they_are() {
         let Scanned {
@@ -636,12 +645,7 @@ mod tests {
             published,
             ..
         } = scan();
-        let machine = Machine::default();
-        let driver = machine.clone();
-        let makes = outputs
-            .node
-            .turn(move |node, _| node.make_instances_with(Arc::new(driver.clone()), driver.boot()));
-        makes.await.expect("a turn");
+        let machine = makes_instances(&outputs.node).await;
         let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
         scans.dynamic = DynamicGpus::new(MigDynamic::Instances);
         let mut measurer = Measurer::new(Contexts::unknown(), Prober::unknown());
@@ -679,7 +683,7 @@ mod tests {
         assert_eq!(taints(&published), vec![None; 27]);
     }
 
-    /// Their folder is none.
+    /// A file is where the records' folder should be.
     #[tokio::test]
     async fn without_records_of_instances_a_plugin_that_has_started_publishes_nothing_new() {
         let Scanned {
@@ -688,12 +692,7 @@ mod tests {
             published,
             ..
         } = scan();
-        let machine = Machine::default();
-        let driver = machine.clone();
-        let makes = outputs
-            .node
-            .turn(move |node, _| node.make_instances_with(Arc::new(driver.clone()), driver.boot()));
-        makes.await.expect("a turn");
+        makes_instances(&outputs.node).await;
         std::fs::create_dir_all(rig.path("store")).expect("a folder");
         std::fs::write(rig.path("store/mig"), "").expect("written");
         let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));

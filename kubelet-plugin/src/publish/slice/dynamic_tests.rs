@@ -176,7 +176,7 @@ fn a_gpu_whose_mode_claims_switch_is_the_last_device_of_its_pool_and_takes_all_o
         ..device.clone()
     };
     assert_eq!((bare, device.name.as_str()), (as_gpu, "gpu-3f8a1c20-undivided"));
-    // What the API server may drop.
+    // The API server may drop these fields.
     let kept = without_shared(all.clone());
     assert_eq!(
         kept.last().map(|slice| slice.devices.len()),
